@@ -116,10 +116,10 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
 
 
 def settings_of(run: ComparedRun) -> dict[str, object]:
-    """Return what decides how good the model becomes, the seed aside: settings, training text, a named checkpoint."""
+    """Return what decides how good the model becomes, the seed aside: settings, training tokens, a named checkpoint."""
     deciding = with_role(TrainConfig, "weights", "schedule") - {"seed"}
     kept: dict[str, object] = {key: value for key, value in values(run.config).items() if key in deciding}
-    kept["training text"] = f"{run.config.data.source or run.config.data.name} ({run.train.fingerprint[:8]})"
+    kept["training tokens"] = f"{run.config.data.source or run.config.data.name} ({run.train.fingerprint[:8]})"
     return kept | ({"checkpoint": run.checkpoint.name} if Path(run.path).expanduser() == run.checkpoint else {})
 
 

@@ -46,7 +46,7 @@ def evaluate(config: EvaluateConfig) -> None:
     scores = [_score_text(path, text, models, stride) for path, text in zip(config.file, texts, strict=True)]
     figures = [entry for entry, _ in scores]
     figures += [_answer(path, pairs, models) for path, pairs in zip(config.questions, questions, strict=True)]
-    if config.versus:
+    if config.versus and config.questions:
         tell("\n+- is a 95 % interval. It judges these two checkpoints, not the settings that they were trained with.")
     try:
         if config.json is not None:

@@ -41,7 +41,7 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     # Said here, so that a finished run says it, too.
     for change in changes:
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
-            tell(f"Changed setting: {change}, in steps to come")
+            tell(f"Changed setting: {change}, for further steps")
     return changes
 
 

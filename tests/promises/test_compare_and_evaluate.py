@@ -96,7 +96,7 @@ def test_another_tokenizer_of_the_same_text_is_compared_by_bytes(place):
 def test_two_training_texts_are_two_sides(place):
     text = said(place, "third", "other")
     assert "B - A = " in text
-    assert re.search(r"training text: '\S*third.txt \(\w{8}\)' -> '\S*other.txt \(\w{8}\)'", text)
+    assert re.search(r"training tokens: '\S*third.txt \(\w{8}\)' -> '\S*other.txt \(\w{8}\)'", text)
 
 
 def test_documents_drawn_at_random_tell_how_another_text_would_do(place):

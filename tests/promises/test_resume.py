@@ -218,7 +218,7 @@ def test_a_finished_run_says_so_and_changes_no_file(place, straight, capsys):
     assert [path.read_bytes() for path in files] == content
     screen = capsys.readouterr().out
     assert "This run is finished" in screen
-    assert "Changed setting: optimizer.lr: 0.001 -> 0.002, in steps to come" in screen
+    assert "Changed setting: optimizer.lr: 0.001 -> 0.002, for further steps" in screen
 
 
 @pytest.mark.soak
