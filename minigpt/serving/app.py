@@ -65,7 +65,8 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, UserFault, Exception):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=GONE))
-    app.add_middleware(CORSMiddleware, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    how: Any = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "allow_private_network": True}
+    app.add_middleware(CORSMiddleware, allow_origins=config.origins, **how)
     names = ["localhost", "127.0.0.1", "::1", "[::1]", config.host, socket.gethostname(), *config.hosts]
     # With a token any name will do: a page whose name was made to point here does not know the token.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if token else names, www_redirect=False)

@@ -160,6 +160,7 @@ def test_other_names_and_origins_are_let_in_by_settings_only(http, served):
     proxied = served("hosts=models.example", "hosts=host.docker.internal", "origins=https://models.example")
     headers = {"Host": "models.example", "Origin": "https://models.example"}
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}
+    asked["Access-Control-Request-Private-Network"] = "true"  # as Chrome asks before a page reaches its own machine
     assert proxied.options("/v1/completions", headers=headers | asked).status_code == 200
     reply = proxied.post("/v1/completions", json={"model": "run", "max_tokens": 1}, headers=headers)
     assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://models.example")
@@ -244,7 +245,6 @@ def test_serve_names_what_it_can_not_use(trained, capsys):
     for words, says in (
         (["port=70000"], "port must be"),
         (["rows=33"], "rows must be"),
-        (["hosts=a*b"], "Use NAME or"),
     ):
         with pytest.raises(UserFault, match=says):
             _dispatch(["serve", f"checkpoint={trained}", *words])
