@@ -30,7 +30,7 @@ Baseline = dict[str, Any]
 def baselines(prepared: Prepared) -> list[Baseline]:
     """Return the baselines of these tokens, measured now or before: name, bits_per_byte, and of which text.
 
-    The last two are the n-gram model, which has `after_part` as well, and xz.
+    The last two are the n-gram model, which has `after_part` as well (but for a mixture), and xz.
 
     The result is kept in the folder of the tokens, if it can be written there.
     """
@@ -58,11 +58,8 @@ def _of_mixture(prepared: Prepared) -> list[Baseline]:
     return [
         {
             "name": rows[0]["name"],
+            "bits_per_byte": sum(n * row["bits_per_byte"] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes),
             "of": "each source after its own training text",
-            **{
-                key: sum(n * row[key] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes)
-                for key in rows[0].keys() - {"name", "of"}
-            },
         }
         for rows in (zip(*by_source, strict=True) if all(by_source) else ())
     ]
