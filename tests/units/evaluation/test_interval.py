@@ -1,5 +1,8 @@
 """The interval holds what it says, of documents drawn at random, over seeds, or both; where it can't, there is none."""
 
+import math
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
@@ -69,6 +72,22 @@ def test_equal_settings_are_called_different_as_often_as_stated(runs, spread):
     assert alarms(pairs(11, runs, 0.0, spread=spread)) <= 10  # 5 % of 200; with one t for both, two seeds miss 13
 
 
+@pytest.mark.parametrize(("ratio", "over_texts"), [(1, 1), (1, 2), (4, 0.2), (4, 0.5)])
+def test_the_interval_of_two_seeds_a_side_and_texts_holds_its_95_percent(ratio, over_texts):
+    of_a, of_b = (
+        2 * ratio / (1 + ratio),
+        2 / (1 + ratio),
+    )  # variances over seeds: the means differ by 1 of both together
+    squares = [
+        NormalDist().inv_cdf((place + 0.5) / 32) ** 2 for place in range(16)
+    ]  # of a normal variable, spread evenly
+    held = []
+    for own in ((a * of_a, b * of_b) for a in squares for b in squares):
+        half = Difference(0.0, (2, 2), sum(own) / 2, over_texts**2, 300.0, own).half_width(LEVEL) or 0
+        held.append(math.erf(half / math.sqrt(2 * (1 + over_texts**2))))
+    assert 0.935 <= np.mean(held) <= 0.97  # by the root of the summed squares up to 0.976, by Welch's t from 0.925 on
+
+
 def test_documents_of_unequal_length_count_by_their_tokens():
     sizes = np.array([10.0] * 39 + [1.0])
     a = np.full((1, 40), 5.0) * sizes
@@ -82,7 +101,7 @@ def test_documents_of_unequal_length_count_by_their_tokens():
     [
         ([9.0] * 9, "there are 9 documents; at least 10 are wanted"),
         ([9.0] * 10, ""),
-        ([1.0] * 40 + [40.0], "a few documents hold most of the text: these 41 count as 3.9 of 10"),
+        ([1.0] * 40 + [40.0], "a few documents hold most of the text: these 41 count as 1.0 of 10"),
     ],
 )
 def test_too_little_to_judge_by_is_said(sizes, reason):
