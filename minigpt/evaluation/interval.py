@@ -65,12 +65,13 @@ def too_few(sizes: Array, *, name: str, of: Array | None = None) -> str:
     """
     if len(sizes) < MIN_DOCUMENTS:
         return f"there are {len(sizes):,} {name}; at least {MIN_DOCUMENTS} are wanted"
-    # So many of equal length would tell as much. Source: Kish 1965, "Survey Sampling", section 11.7. And the largest
-    # has at most a tenth of the squares of all lengths: with a sixth, intervals held in 75 of 100 (docs/EVALUATION.md).
+    # So many of equal length would tell as much. Source: Kish 1965, "Survey Sampling", section 11.7.
     whole = sizes if of is None else of
-    effective = min(sizes.sum() ** 2 / (sizes**2).sum(), (whole**2).sum() / whole.max() ** 2)
+    effective = sizes.sum() * min(sizes.sum() / (sizes**2).sum(), whole.sum() / (whole**2).sum())
     if effective < MIN_DOCUMENTS - 0.01:
         return f"a few {name} hold most of the text: these {len(sizes):,} count as {effective:.1f} of {MIN_DOCUMENTS}"
+    if whole.max() ** 2 > 1.01 * (whole**2).sum() / MIN_DOCUMENTS:  # with a third, intervals held in 75 of 100
+        return f"one of the {name} is so long that others say too little about it"
     return ""
 
 

@@ -245,6 +245,7 @@ def test_serve_names_what_it_can_not_use(trained, capsys):
     for words, says in (
         (["port=70000"], "port must be"),
         (["rows=33"], "rows must be"),
+        (["hosts=a*b"], "Use NAME or"),
     ):
         with pytest.raises(UserFault, match=says):
             _dispatch(["serve", f"checkpoint={trained}", *words])

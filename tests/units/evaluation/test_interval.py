@@ -57,8 +57,9 @@ def test_documents_drawn_at_random_are_independent_though_neighbours_are_alike()
     assert 0.03 <= missed / given <= 0.07
 
 
-def test_a_sample_that_lacks_the_few_documents_with_most_of_the_text_is_too_little():
-    assert sample_misses(3, 0.5, giants=4)[0] == 0  # by their own lengths 134 of 200 would get one, and all miss
+@pytest.mark.parametrize("giants", [4, 15])
+def test_a_sample_that_lacks_the_few_documents_with_most_of_the_text_is_too_little(giants):
+    assert sample_misses(3, 0.5, giants)[0] == 0  # by their own lengths 134 of 200 would get one, and all miss
 
 
 def test_without_documents_drawn_at_random_seeds_alone_are_judged():
@@ -101,7 +102,8 @@ def test_documents_of_unequal_length_count_by_their_tokens():
     [
         ([9.0] * 9, "there are 9 documents; at least 10 are wanted"),
         ([9.0] * 10, ""),
-        ([1.0] * 40 + [40.0], "a few documents hold most of the text: these 41 count as 1.0 of 10"),
+        ([1.0] * 400 + [20.0], "one of the documents is so long that others say too little about it"),
+        ([1.0] * 40 + [40.0], "a few documents hold most of the text: these 41 count as 3.9 of 10"),
     ],
 )
 def test_too_little_to_judge_by_is_said(sizes, reason):
