@@ -107,6 +107,11 @@ def test_one_layer_is_for_short_trainings():
     )
 
 
+def test_a_longer_context_is_for_longer_trainings_on_texts_that_repeat_themselves():
+    assert [choose(PYTHON, seconds, speed).block_size for seconds in (30, 480)] == [64, 128]
+    assert choose(replace(PYTHON, xz=1.2 * PYTHON.kneser_ney), 240, speed).block_size == 64
+
+
 def test_the_constants_fit_the_measurements():
     fitted = errors("yes")
     assert fitted[int(0.9 * len(fitted))] < RANGE
