@@ -18,7 +18,7 @@ USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond t
 REPEATS, NEW_REPEATS = 30.0, 4.0
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
-PILOT_RANGE = 0.06  # the same with a pilot
+PILOT_RANGE, PILOT_REACH = 0.06, 4e6  # the same with a pilot, and up to how many tokens of training
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Constants:
 CONSTANTS = Constants()
 UNTIED = 0.03  # of the loss is saved after a million bytes by an output layer that is not the embedding; less later
 TIED_FROM = 128  # width
-# From LONG tokens of context two layers learn to copy: each doubling of tokens x (millions of numbers)^1.5 saves so much
-# of the loss, on texts that repeat themselves. There xz, which only copies, needs less than COPYING times the 7-gram's.
+# From LONG tokens of context two layers learn to copy: each doubling of tokens x (numbers / 1e6)^1.5 saves so much of
+# the loss, on texts that repeat themselves: there xz, which only copies, needs less than COPYING times the 7-gram's.
 LONG, COPIED, COPIED_FROM, MOST_COPIED, COPYING = 128, 0.03, 8.5e5, 0.12, 1.15
 FEW_WINDOWS = 0.01  # of the loss is added by windows so long, before that
 BATCH_LOSS = 0.011  # added by a batch twice or half the best size
@@ -183,7 +183,7 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Si
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     size = replace(size, passes=passes, **{**chosen, **given})
     bits = bits_per_byte(text, size)
-    error = PILOT_RANGE if text.level else RANGE
+    error = PILOT_RANGE if text.level and size.tokens < PILOT_REACH else RANGE
     return replace(size, bits_per_byte=bits, low=(1 - error) * bits, high=(1 + error) * bits)
 
 

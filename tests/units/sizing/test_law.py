@@ -38,6 +38,8 @@ def test_more_time_buys_more(text: Text):
     assert all(later.bits_per_byte <= 1.002 * sooner.bits_per_byte for sooner, later in itertools.pairwise(sizes))
     assert all(size.low < size.bits_per_byte < size.high for size in sizes)
     assert all(size.tokens / speed(size) <= 1.03 * seconds for size, seconds in zip(sizes, SECONDS, strict=True))
+    known = [train(replace(text, level=1.0), size, size.tokens, {}) for size in (sizes[0], sizes[-1])]
+    assert [round(1 - size.low / size.bits_per_byte, 2) for size in known] == [PILOT_RANGE, RANGE]
 
 
 def test_a_little_more_speed_seldom_changes_the_choice():
