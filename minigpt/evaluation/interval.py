@@ -69,7 +69,7 @@ def too_few(sizes: Array, *, name: str, of: Array | None = None) -> str:
     whole = sizes if of is None else of
     effective = sizes.sum() * min(sizes.sum() / (sizes**2).sum(), whole.sum() / (whole**2).sum())
     if effective < MIN_DOCUMENTS - 0.01:
-        return f"a few {name} hold most of the text: these {len(sizes):,} count as {effective:.1f} of {MIN_DOCUMENTS}"
+        return f"these {len(sizes):,} {name} tell as much as {effective:.1f} of one length; {MIN_DOCUMENTS} are wanted"
     if whole.max() ** 2 > 1.01 * (whole**2).sum() / MIN_DOCUMENTS:  # with a third, intervals held in 75 of 100
         return f"one of the {name} is so long that others say too little about it"
     return ""

@@ -103,7 +103,7 @@ def test_documents_of_unequal_length_count_by_their_tokens():
         ([9.0] * 9, "there are 9 documents; at least 10 are wanted"),
         ([9.0] * 10, ""),
         ([1.0] * 400 + [20.0], "one of the documents is so long that others say too little about it"),
-        ([1.0] * 40 + [40.0], "a few documents hold most of the text: these 41 count as 3.9 of 10"),
+        ([1.0] * 40 + [40.0], "these 41 documents tell as much as 3.9 of one length; 10 are wanted"),
     ],
 )
 def test_too_little_to_judge_by_is_said(sizes, reason):
@@ -140,6 +140,8 @@ def test_the_verdict_names_the_better_side_or_what_would_tell():
     assert verdict("A", "B", passage, UNIT) == "A is better by 0.100 +- 0.056 nats per token on this very text"
     assert "This judges the settings, on this very text." in scope(passage, "A", "B")
     one = verdict("A", "B", Difference(0.1, (1, 1), None, None), UNIT)
-    assert one.startswith("cannot tell: B - A = 0.1000 nats per token on this very text; documents drawn at random")
+    assert one.startswith(
+        "cannot tell: B - A = 0.1000 nats per token on this very text; more documents drawn at random"
+    )
     assert plus_minus(0.0123, 0.0042) == "0.0123 +- 0.0042"
     assert plus_minus(-2e-6, 3e-7) == "-0.00000200 +- 0.00000030"
