@@ -52,6 +52,12 @@ def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str) 
         yield f"model.attention=rotary turns pairs of numbers, got heads of {width}. Use model.head_dim={width + 1}."
 
 
+@rule("model.init", "model.attention")
+def induction_needs_rotary(init: str, attention: str) -> Iterator[str]:
+    if init == "induction" and attention != "rotary":
+        yield f"model.init=induction sets rotary attention, got {attention}. Use model.init=normal."
+
+
 @rule("model.n_head", "model.n_kv_head")
 def groups_divide_heads(n_head: int, n_kv_head: int) -> Iterator[str]:
     if n_kv_head and n_head % n_kv_head:

@@ -10,6 +10,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from minigpt.attention.norms import RMSNorm
 from minigpt.attention.rotary import Llama3Scaling
 from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
+from minigpt.model.induction import add_induction_head
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -161,6 +163,8 @@ class GPT(nn.Module):
         self.final_norm = norm_of(config)
         self.output = None if config.tied else nn.Linear(config.n_embd, padded_vocab_size, bias=False)
         self.init_weights()
+        if config.init == "induction" and config.n_layer > 1:
+            add_induction_head(self)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -270,7 +274,9 @@ def empty_gpt(config: ModelConfig, vocab_size: int, *, kernel: str = "fused", de
     `device="meta"` gives names and shapes only, at no cost in memory; other arguments as for `GPT`.
     """
     with torch.device(device), _Unfilled():
-        return GPT(config, vocab_size, kernel=kernel)
+        gpt = GPT(replace(config, init="normal"), vocab_size, kernel=kernel)
+    gpt.config = config
+    return gpt
 
 
 class _Unfilled(TorchFunctionMode):

@@ -123,7 +123,7 @@ def test_every_setting_of_the_model_is_followed_or_refused():
     by_shape = {"n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "n_hidden", "block_size", "bias", "tied"}
     by_angles = {"rope_theta", "rope_scaling", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor"}
     by_angles |= {"rope_original_context"}
-    of_training = {"dropout", "checkpoint_activations"}
+    of_training = {"dropout", "checkpoint_activations", "init"}
     known = {*native_module.WORDS, *by_shape, *by_angles, "norm_eps", *of_training}
     assert {field.name for field in fields(ModelConfig)} == known
 
