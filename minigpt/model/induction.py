@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minigpt.model.gpt import GPT
 
 LOGIT = 10.0  # of the token whose embedding fills the stream, at any width
-COMMON = 0.5  # of the length of an embedding is a number that all embeddings share
+COMMON = 1.0  # a number that all embeddings share, over the length of the rest of an embedding
 GAIN = 0.5  # scale of the matrices
 FAST = 1 / 3  # share of the rotary pairs, the fastest, that tell neighbours apart
 
