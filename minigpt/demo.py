@@ -23,7 +23,7 @@ def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
     # The prompt does not end in a blank: for BPE a blank belongs to the next word.
     prompt, next_prompt = ("def", "class") if config.data.name == "stdlib" else ("", "...")
     print(f"\n{f'--- a sample that starts with {prompt!r} ' if prompt else '--- a sample ':-<65}")
-    sample(SampleConfig(checkpoint=str(run), prompt=[prompt], max_new_tokens=160, temperature=0.7, top_k=50))
+    sample(SampleConfig(checkpoint=str(run), prompt=[prompt], max_new_tokens=160, temperature=0.8, top_k=50))
     print("-" * 65)
     print(f"\nLoss picture  {run / 'loss.png'}\nThe whole run {run / 'report.html'}")
     print(f'Now you       {typed("sample")} checkpoint={shlex.quote(str(run))} prompt="{next_prompt}"')
