@@ -58,7 +58,7 @@ class ModelConfig:
     rope_high_freq_factor: float = setting(4.0, "llama3: least turns of a fast pair", "weights", above=0)
     rope_original_context: int = setting(8192, "llama3: its length in tokens", "weights", low=1)
     tied: bool = setting(True, "the token embedding is the output layer, too", "weights")
-    init: Literal["normal", "induction"] = setting("normal", "induction: begins with a copying head", "schedule")
+    init: Literal["normal", "induction"] = setting("normal", "induction: begins with a copying head", "weights")
     checkpoint_activations: bool = setting(False, "recompute in the backward pass: less memory, ~1/3 slower", "machine")
 
 

@@ -34,7 +34,8 @@ def add_induction_head(gpt: "GPT") -> None:
     """Set the embeddings and the first head of the first two blocks of a GPT with rotary positions.
 
     Some numbers of the stream get a meaning: the first is the same for all tokens, the next n show which token it is,
-    the next n, 0 in the embeddings, which the previous token is. All else is random.
+    the next n, 0 in the embeddings, which the previous token is. Nothing else is written by the first block at first.
+    All other weights are random.
     """
     blocks: Any = gpt.blocks
     C, D = gpt.config.n_embd, blocks[0].attention.head_dim
@@ -51,6 +52,8 @@ def add_induction_head(gpt: "GPT") -> None:
     number, pair = torch.arange(D), torch.arange(D) % (D // 2)
     query = ((number < D // 2) & (pair < FAST * D / 2)).float()
     key = turn(query, *angles(torch.tensor(1), D, query.dtype, gpt.config.rope_theta))
+    for weight in (blocks[0].attention.out.weight, blocks[0].mlp.down.weight):
+        nn.init.zeros_(weight)
     value, out = rows(number < n, token), rows(number < n, previous)
     set_first_head(blocks[0].attention, query.outer(common), key.outer(common), value, out)
 

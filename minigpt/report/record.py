@@ -179,7 +179,7 @@ def advice(record: Record) -> str:
     remedies = to_type(record.config, record.command)
     if not heading.startswith("overfit"):
         remedies = [remedy for remedy in remedies if remedy == SIZED]
-    return f"{why}. Type {', or '.join(remedies)}" if remedies else why
+    return ". ".join(filter(None, [why, f"Type {', or '.join(remedies)}" if remedies else ""]))
 
 
 def to_type(settings: Mapping[str, Any], command: str = "") -> list[str]:

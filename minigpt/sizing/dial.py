@@ -42,6 +42,7 @@ LENGTHS = {f"trainer.{name}" for name in ("max_steps", "max_tokens", "max_minute
 
 LEAST_BYTES = 10_000  # of a text
 USUAL = (2.0, 2.3)  # bits per byte of 7-gram and xz, before a text is measured
+MEASURED_WITH = ("rotary", "swiglu", "induction", "muon")
 GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
 MEASURED = 3  # sizes, at most
 FIRST_STEPS = 3  # at least, in a measurement
@@ -313,8 +314,9 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
         tell(f"Note       this ends after about {duration(ends)}: {reason}")
     if sentence := outside(text, size):
         tell(f"Note       {sentence}")
-    if (config.model.attention, config.model.activation, config.optimizer.name) != ("rotary", "swiglu", "muon"):
-        tell("Note       the law was measured with Qwen3's block and Muon: with others, trust it less")
+    model = config.model
+    if (model.attention, model.activation, model.init, config.optimizer.name) != MEASURED_WITH:
+        tell("Note       the law was measured with model=qwen3-micro's block and init, and Muon: trust it less here")
     tell(f"{table([HEAD, row_of(budget, size)])}\n{of_counting(text)}")
     tell(f"As typed   {typed('train')} experiment={config.experiment} {' '.join(words)}")
     return {

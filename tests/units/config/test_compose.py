@@ -248,6 +248,8 @@ def test_a_run_takes_architecture_and_tokenizer_of_its_weights(run, capsys):
     assert "brings model.n_layer=3, model.n_head=6" in capsys.readouterr().err
     config = compose("train", ["experiment=shakespeare_char", f"init.from={run}", "model.dropout=0.3"])
     assert (config.model.n_layer, config.model.dropout, config.trainer.max_steps) == (3, 0.3, 5000)
+    config = compose("train", ["experiment=text", "data=stdlib", f"init.from={run}"])
+    assert config.model.init == "normal"  # whatever the experiment's is: these weights began so
 
 
 def test_what_is_typed_beside_starting_weights_is_checked(run):

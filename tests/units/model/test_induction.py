@@ -1,5 +1,6 @@
 """A model with `model.init=induction` copies from its context before the first step."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,7 @@ def losses(model: GPT) -> tuple[float, float]:
         {"n_head": 4, "n_kv_head": 2, "head_dim": 16},
         {"n_head": 1, "n_kv_head": 1, "head_dim": 96},
         {"rope_theta": 500_000.0, "n_embd": 256, "n_head": 4, "n_kv_head": 4, "head_dim": 64},
+        {"n_layer": 6, "n_embd": 384, "n_head": 12, "n_kv_head": 12, "n_hidden": 1056},
     ],
 )
 def test_a_second_occurrence_is_foretold_from_the_first(settings):
@@ -62,8 +64,9 @@ def test_one_head_attends_to_the_token_before_and_one_to_what_followed_the_same_
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 2), (4, 12)])
 def test_tiny_sizes_are_possible(sizes):
     n_embd, head_dim = sizes
-    assert losses(gpt(n_embd=n_embd, head_dim=head_dim, n_head=1, n_kv_head=1))
-    assert losses(gpt(n_embd=n_embd, head_dim=head_dim, n_head=1, n_kv_head=1, n_layer=1))
+    for layers in (1, 2):
+        model = gpt(n_embd=n_embd, head_dim=head_dim, n_head=1, n_kv_head=1, n_layer=layers)
+        assert all(map(math.isfinite, losses(model)))
 
 
 def test_it_needs_rotary_positions():
