@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt.sizing.law import Constants, Size, Text, counted, terms
+from minigpt.sizing.law import Constants, Size, Text, copied, counted, terms
 
 HERE = Path(__file__).parent
 
-Run = tuple[Text, Size, float, str]  # and the name of a group of equal FLOPs
+Run = tuple[Text, Size, float, str]  # bits per byte, but for what copying saves, and the name of a group of equal FLOPs
 FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "passes"}
 ORDER = 2.0  # weight of the differences within such a group: they decide which size is chosen
 
@@ -24,14 +24,15 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 
 def read(texts: dict[str, Text]) -> list[Run]:
-
     runs = []
     for row in rows_of("law_runs.csv"):
         size = Size(
             **{f.name: (float if f.name in FLOATS else int)(row[f.name]) for f in fields(Size) if f.name in row}
         )
         if row["fitted"] == "yes":
-            runs.append((texts[row["text"]], size, float(row["bits"]), row["equal_flops"]))
+            text = texts[row["text"]]
+            saved = copied(text, size) if row["init"] == "induction" else 0.0
+            runs.append((text, size, float(row["bits"]) / (1 - saved), row["equal_flops"]))
     return runs
 
 
