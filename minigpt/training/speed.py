@@ -1,6 +1,8 @@
 """What measures a machine and a text for a budget: tokens of any vocabulary, a part of a text, a stopwatch."""
 
+import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.training.step import LanguageModel
 
-WARM_UP_STEPS = 2
+WARM_UP_STEPS, STRETCHES = 2, 5
 PARTS, PART_TOKENS = 512, 128  # many small pieces: what differs between documents is averaged
 
 
@@ -35,18 +37,23 @@ def part_of(split: Split) -> TokenSplit:
 
 
 class Stopwatch(L.Callback):
-    """Ends a training after some seconds, and knows how many steps it makes in one; the first steps don't count."""
+    """Ends a training after some seconds, and knows how many steps it makes in one; the first steps don't count.
+
+    It is the median of STRETCHES parts of the time, so that a pause of the machine does not count.
+    """
 
     def __init__(self, seconds: float):
         self.seconds, self.steps_per_second = seconds, 0.0
-        self.began: tuple[int, float] | None = None
+        self.marks: list[tuple[int, float]] = []  # steps made, and when
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Look at the time."""
         assert isinstance(pl_module, LanguageModel)
         step, now = pl_module.state.step, time.perf_counter()
-        if self.began is None:
-            self.began = (step, now) if step >= WARM_UP_STEPS else None
-        elif step > self.began[0] and now - self.began[1] >= self.seconds:
-            self.steps_per_second = (step - self.began[0]) / (now - self.began[1])
+        if step < WARM_UP_STEPS or (self.marks and step == self.marks[-1][0]):
+            return
+        self.marks.append((step, now))
+        if len(self.marks) > 1 and now - self.marks[0][1] >= self.seconds:
+            ends = self.marks[:: max(1, (len(self.marks) - 1) // STRETCHES)]
+            self.steps_per_second = statistics.median((b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(ends))
             trainer.should_stop = True
