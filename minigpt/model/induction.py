@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from minigpt.model.gpt import GPT
 
 LOGIT = 10.0  # of the token whose embedding fills the stream, at any width
-COMMON = 1.0  # a number that all embeddings share, over the length of the rest of an embedding
 GAIN = 0.5  # scale of the matrices
 FAST = 1 / 3  # share of the rotary pairs, the fastest, that tell neighbours apart
 
@@ -44,7 +43,7 @@ def add_induction_head(gpt: "GPT") -> None:
     common, token, previous = stream[0], stream[1 : 1 + n], stream[1 + n : 1 + 2 * n]
 
     table = nn.init.normal_(gpt.token_embedding.weight, std=LOGIT / C)
-    table[:, 0], table[:, 1 + n : 1 + 2 * n] = COMMON * LOGIT / C**0.5, 0.0
+    table[:, 0], table[:, 1 + n : 1 + 2 * n] = LOGIT / C**0.5, 0.0  # the first as long as all the rest
     if gpt.output is not None:  # the output layer recognises what the induction head copies: an embedding
         gpt.output.weight.copy_(table)
 
@@ -57,7 +56,7 @@ def add_induction_head(gpt: "GPT") -> None:
     value, out = rows(number < n, token), rows(number < n, previous)
     set_first_head(blocks[0].attention, query.outer(common), key.outer(common), value, out)
 
-    # Tokens are compared in the slowest pairs, so that the distance hardly matters.
+    # Tokens are compared in the slowest pairs: over a hundred tokens their distance hardly matters.
     slow, copied = pair >= (D - n) / 2, rows(number < C, stream[-D:])
     set_first_head(blocks[1].attention, rows(slow, token), rows(slow, previous), copied, copied)
 
