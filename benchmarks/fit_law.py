@@ -1,15 +1,16 @@
 """Fit the law of minigpt/sizing/law.py to law_runs.csv and law_texts.csv beside this file; add rows and run it again.
 
-Prints the constants that law.py holds, and how far each text comes from a law that was fitted on the others alone.
+Prints the constants that law.py holds, how far each text comes from a law that was fitted on the others alone, and
+how near the forecasts are with pilots of each length, each text left out again.
 """
 
 import csv
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 
-from minigpt.sizing.law import Constants, Size, Text, copied, counted, terms
+from minigpt.sizing.law import Constants, Size, Text, bits_per_byte, copied, counted, terms, usual_density
 
 HERE = Path(__file__).parent
 
@@ -23,14 +24,15 @@ def rows_of(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def size_of(row: dict[str, str]) -> Size:
+    return Size(**{f.name: (float if f.name in FLOATS else int)(row[f.name]) for f in fields(Size) if f.name in row})
+
+
 def read(texts: dict[str, Text]) -> list[Run]:
     runs = []
     for row in rows_of("law_runs.csv"):
-        size = Size(
-            **{f.name: (float if f.name in FLOATS else int)(row[f.name]) for f in fields(Size) if f.name in row}
-        )
         if row["fitted"] == "yes":
-            text = texts[row["text"]]
+            text, size = texts[row["text"]], size_of(row)
             saved = copied(text, size) if row["init"] == "induction" else 0.0
             runs.append((text, size, float(row["bits"]) / (1 - saved), row["equal_flops"]))
     return runs
@@ -57,6 +59,32 @@ def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
     return factors, X @ factors - z
 
 
+def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
+    """Print the trust in pilots of each length, and how near the other trainings of their texts come with them."""
+    deviations: dict[tuple[str, str], list[tuple[int, float]]] = {}  # (text, pilot or not): steps, log(came / expected)
+    for row in rows_of("law_runs.csv"):
+        if row["init"] == "induction" and row["text"][:3] != "js_":  # its validation text stands in the training text
+            size, text = size_of(row), texts[row["text"]]
+            text = replace(text, density=size.passes * text.bytes / size.tokens / usual_density(size.vocab_size))
+            deviation = float(np.log(float(row["bits"]) / bits_per_byte(text, size, by)))
+            deviations.setdefault((row["text"], row["note"]), []).append((size.steps, deviation))
+    others = [(name, y) for (name, note), rows in deviations.items() if note != "pilot" for _, y in rows]
+    for steps in (128, 256, 512, 1024):
+        pilots = {name: dict(rows).get(steps) for (name, note), rows in deviations.items() if note == "pilot"}
+        judged = [(name, y) for name, y in others if pilots[name] is not None]
+        names, y = np.array([name for name, _ in judged]), np.array([y for _, y in judged])
+        X = np.array([[1.0, pilots[name]] for name in names])
+        weights = np.array([(names == name).sum() ** -0.5 for name in names])
+
+        def solve(kept: np.ndarray) -> np.ndarray:
+            return np.linalg.lstsq(X[kept] * weights[kept, None], y[kept] * weights[kept], rcond=None)[0]  # noqa: B023
+
+        errors = np.abs([x @ solve(names != name) - wanted for name, x, wanted in zip(names, X, y, strict=True)])
+        factor, trust = solve(names != "")
+        near = ", ".join(f"{(errors < limit).sum()} within {100 * limit:g} %" for limit in (0.03, 0.05, 0.07))
+        print(f"pilots of {steps} steps: trust {trust:.2f}, factor {np.exp(factor):.3f}; of {len(y)} trainings {near}")
+
+
 if __name__ == "__main__":
     numbers = ("kneser_ney", "xz", "kneser_ney_part")
     texts = {r["text"]: Text(int(r["bytes"]), *(float(r[name]) for name in numbers)) for r in rows_of("law_texts.csv")}
@@ -72,3 +100,4 @@ if __name__ == "__main__":
             print(f"{name:12} left out: {', '.join(f'{100 * error:+.1f}%' for error in expected)}")
     print(f"fitted: {100 * np.sqrt(np.mean(errors**2)):.1f}% (root mean square)")
     print(f"left out: {100 * np.median(left_out):.1f}% (median), {100 * np.quantile(left_out, 0.9):.1f}% (nine of ten)")
+    judge_pilots(texts, replace(by, factors=tuple(map(float, fit(runs, by)[0]))))

@@ -56,7 +56,7 @@ SLOW = 0.9  # of the measured speed
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
-PILOT_SHARE = 0.12  # of a budget, at most, for the pilot
+PILOT_SHARE, LONG_SHARE = 0.12, 0.06  # of a budget, at most, for a short pilot; for a longer one
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
 Pilot = Callable[[TrainConfig, Prepared], float]  # trains a config on a text -> bits per byte
@@ -115,7 +115,7 @@ class Dial:
         device: cpu | mps | cuda.
         measure: trains a config with a vocabulary for some seconds.
         pilot: trains a config on a text.
-        seconds: the budget; measuring takes up to a tenth of it.
+        seconds: the budget; measuring speeds takes up to a tenth of it, and so does the pilot.
         processes: of the run; all ranks use the times of rank 0.
     """
 
@@ -123,6 +123,7 @@ class Dial:
         self, config: TrainConfig, device: str, measure: Measure, pilot: Pilot, seconds: float, processes: Processes
     ):
         self.config, self.device, self.pilot, self.processes = config, device, pilot, processes
+        self.seconds = seconds
         self.started, self.validations = self.elapsed(), VALIDATIONS
         self.compiles: dict[str, str] = {}  # trainer.compile, where it was measured
         given = values(config)
@@ -160,15 +161,17 @@ class Dial:
         train = prepared.train
         text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], ngram["after_part"])
         text = replace(text, density=train.bytes / text.bytes_of(len(train), vocabulary))
-        return prepared, self.try_text(prepared, text, seconds)
+        return prepared, self.try_text(prepared, text)
 
-    def try_text(self, prepared: Prepared, text: Text, seconds: float) -> Text:
+    def try_text(self, prepared: Prepared, text: Text) -> Text:
         """Train a small model on the text for a moment; return the text with the level that follows."""
         size = self.whole(pilot_of(text, self.fixed))
         if not self.speeds.rates:
             self.speeds.know(size)
-        if self.speeds.start + size.tokens / self.speeds(size) > PILOT_SHARE * seconds:
+        needed = self.speeds.start + size.tokens / self.speeds(size)
+        if needed > PILOT_SHARE * self.seconds:
             return text
+        size = self.whole(pilot_of(text, self.fixed, LONG_SHARE * self.seconds / needed))
         bits = self.pilot(applied(self.config, self.settings(size)), prepared)
         tell(f"Pilot      {bits:.3f} bits per byte after {short_number(size.tokens)} tokens of the text")
         return leveled(text, size, bits)

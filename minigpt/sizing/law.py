@@ -15,10 +15,10 @@ from typing import Any
 
 USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
 # Repeated passes are worth at most so many passes of new text: for learning, and for the difficulty of a text.
-REPEATS, NEW_REPEATS = 30.0, 4.0
+REPEATS, NEW_REPEATS = 30.0, 2.0
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
-PILOT_RANGE, PILOT_REACH = 0.07, 4e6  # the same with a pilot, and up to how many tokens of training
+PILOT_RANGE, LONG_RANGE, REACH = 0.07, 0.05, 1e7  # the same with a pilot, a long one; up to so many tokens of training
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Constants:
     seen_power: float = 0.2
     overfit_power: float = 0.25
     floor: float = 0.3
-    factors: tuple[float, float, float] = (0.2973, 0.1642, 0.2962)
+    factors: tuple[float, float, float] = (0.2926, 0.1675, 0.298)
 
 
 CONSTANTS = Constants()
@@ -63,9 +63,10 @@ SHAPES = (
 BATCHES = tuple(2**power for power in range(9, 20))
 FEW_ROWS, BYTES_PER_ROW, BYTES_PER_RARE_ROW = 2048, 100, 1000  # of text, for each token of a vocabulary; above FEW_ROWS
 LEAST_STEPS = 30
-PILOT_STEPS, PILOT_BATCH = 128, 1024  # of the smallest size, on the text itself: it gives the level of the law
-PILOT_BIAS = 0.962  # of what the law expects of so short a training, this much comes on the average
-TRUST = 0.68  # power of a pilot's own deviation from that
+# A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
+PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH = 2**17, 2**19, 2**20, 1024
+PILOT_FACTOR = 1.03  # of what the law expects after its pilot, this much comes on the average
+TRUST, MORE_TRUST = 0.8, 0.1  # power of a pilot's deviation from the law; added for each doubling of its tokens
 MOST_PASSES = 50  # more were not measured; they only memorise the text
 
 # Weights forget their past at the rate DECAY a pass: weight decay instead of dropout, and hardly any in a single pass.
@@ -81,7 +82,8 @@ class Text:
     kneser_ney: float  # bits per byte of a 7-gram model
     xz: float
     kneser_ney_part: float | None = None  # after 1 / PART of the training text
-    level: float | None = None  # factor on the law, from a short training on this text
+    level: float = 1.0  # factor on the law, from a short training on this text
+    error: float = RANGE  # of a forecast
     density: float = 1.0  # bytes per token, over those of most texts with the same vocabulary
 
     def seven_gram(self, n_bytes: float) -> float:
@@ -176,23 +178,25 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Si
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     size = replace(size, passes=passes, **{**chosen, **given})
     bits = bits_per_byte(text, size)
-    error = PILOT_RANGE if text.level and size.tokens < PILOT_REACH else RANGE
+    error = text.error if size.tokens < REACH else RANGE
     return replace(size, bits_per_byte=bits, low=(1 - error) * bits, high=(1 + error) * bits)
 
 
-def pilot_of(text: Text, given: Mapping[str, Any]) -> Size:
-    """Return the short training of a small model that shows how hard a text is.
+def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
+    """Return the short training of a small model that shows how hard a text is, at most `times` the shortest one.
 
     A 7-gram counts what repeats; two texts that it finds equally hard differ by a fifth in what a GPT learns early.
     """
     given = {name: value for name, value in given.items() if name != "steps"}
-    size = replace(next(candidates(text)), **({"batch_tokens": PILOT_BATCH} | given))
-    return train(text, size, PILOT_STEPS * PILOT_BATCH, given)
+    tokens = min(MOST_PILOT, PILOT * 2 ** int(math.log2(max(1.0, times))))
+    return train(text, replace(next(candidates(text)), **({"batch_tokens": PILOT_BATCH} | given)), tokens, given)
 
 
 def leveled(text: Text, pilot: Size, bits: float) -> Text:
     """Return the text with the level that follows from the bits per byte of its pilot."""
-    return replace(text, level=(bits / (PILOT_BIAS * bits_per_byte(text, pilot))) ** TRUST)
+    trust = min(1.0, TRUST + MORE_TRUST * round(math.log2(pilot.tokens / PILOT)))
+    error = LONG_RANGE if pilot.tokens > 0.9 * LONG_PILOT else PILOT_RANGE
+    return replace(text, level=PILOT_FACTOR * (bits / bits_per_byte(text, pilot)) ** trust, error=error)
 
 
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
@@ -228,7 +232,7 @@ def copied(text: Text, size: Size) -> float:
 def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
     """Return the expected bits per byte of the validation text."""
     lacks = sum(factor * term for factor, term in zip(by.factors, terms(text, size, by), strict=True))
-    return (text.level or 1.0) * (1 - copied(text, size)) * counted(text, size) * (by.floor + lacks)
+    return text.level * (1 - copied(text, size)) * counted(text, size) * (by.floor + lacks)
 
 
 def usual_density(vocabulary: int) -> float:

@@ -3,7 +3,6 @@
 import csv
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from minigpt.sizing import law
 from minigpt.sizing.dial import LEAST_BYTES
 from minigpt.sizing.law import (
+    LONG_RANGE,
     PILOT_RANGE,
     RANGE,
     Size,
@@ -40,8 +40,15 @@ def test_more_time_buys_more(text: Text):
     assert all(later.bits_per_byte <= 1.002 * sooner.bits_per_byte for sooner, later in itertools.pairwise(sizes))
     assert all(size.low < size.bits_per_byte < size.high for size in sizes)
     assert all(size.tokens / speed(size) <= 1.03 * seconds for size, seconds in zip(sizes, SECONDS, strict=True))
-    known = [train(replace(text, level=1.0), size, size.tokens, {}) for size in (sizes[0], sizes[-1])]
-    assert [round(1 - size.low / size.bits_per_byte, 2) for size in known] == [PILOT_RANGE, RANGE]
+
+
+@pytest.mark.parametrize(("times", "error"), [(1, PILOT_RANGE), (2, PILOT_RANGE), (4, LONG_RANGE), (99, LONG_RANGE)])
+def test_a_longer_pilot_has_a_narrower_range(times: float, error: float):
+    pilot = pilot_of(PYTHON, {"steps": 7}, times)
+    text = leveled(PYTHON, pilot, bits_per_byte(PYTHON, pilot))
+    near, far = (train(text, next(candidates(text)), tokens, {}) for tokens in (2e6, 2e7))
+    assert [round(1 - size.low / size.bits_per_byte, 2) for size in (near, far)] == [error, RANGE]
+    assert pilot.tokens == pytest.approx(min(times, 8) * 2**17, rel=0.05)
 
 
 def test_a_little_more_speed_seldom_changes_the_choice():
@@ -83,23 +90,32 @@ FOLDER = Path(__file__).parents[3] / "benchmarks"
 TEXTS = {row["text"]: row for row in csv.DictReader((FOLDER / "law_texts.csv").open())}
 
 
-def errors(judged: Callable[[dict[str, str]], bool]) -> list[float]:
-    """The relative errors of the law on measured runs, the smallest first."""
-    runs = filter(judged, csv.DictReader((FOLDER / "law_runs.csv").open()))
-    return sorted(abs(expected(TEXTS[row["text"]], row) / float(row["bits"]) - 1) for row in runs)
+RUNS = list(csv.DictReader((FOLDER / "law_runs.csv").open()))
 
 
-def expected(of: dict[str, str], row: dict[str, str]) -> float:
-    text = Text(int(of["bytes"]), float(of["kneser_ney"]), float(of["xz"]), float(of["kneser_ney_part"]))
-    numbers = {field.name: float(row[field.name]) for field in fields(Size) if field.name in row}
-    if row["init"] == "normal":  # the law before the models began with heads that copy
-        text = replace(text, xz=math.inf)
-    else:
-        vocabulary = int(row["vocab_size"])
-        tokens = numbers["steps"] * numbers["batch_tokens"]
-        text = replace(text, density=numbers["passes"] * text.bytes / text.bytes_of(tokens, vocabulary))
-        text = leveled(text, pilot_of(text, {"vocab_size": vocabulary}), float(of["pilot"]))
-    return bits_per_byte(text, Size(**numbers))  # type: ignore[arg-type]
+def text_and_size(row: dict[str, str]) -> tuple[Text, Size]:
+    """The text and the size of a measured run."""
+    of, numbers = (
+        TEXTS[row["text"]],
+        {field.name: float(row[field.name]) for field in fields(Size) if field.name in row},
+    )
+    xz = float(of["xz"]) if row["init"] == "induction" else math.inf  # the law before the models began to copy
+    text = Text(int(of["bytes"]), float(of["kneser_ney"]), xz, float(of["kneser_ney_part"]))
+    bytes_seen = numbers["passes"] * text.bytes
+    usual = text.bytes_of(numbers["steps"] * numbers["batch_tokens"], int(row["vocab_size"]))
+    return replace(text, density=bytes_seen / usual), Size(**numbers)  # type: ignore[arg-type]
+
+
+def errors_with_pilots(steps: int) -> list[float]:
+    """The relative errors of forecasts with pilots of so many steps, the smallest first."""
+    errors = []
+    pilots = {row["text"]: row for row in RUNS if (row["note"], row["steps"]) == ("pilot", str(steps))}
+    for row in RUNS:
+        if row["init"] == "induction" and row["note"] != "pilot" and row["text"] in pilots and row["fitted"] == "yes":
+            (text, size), (_, pilot) = text_and_size(row), text_and_size(pilots[row["text"]])
+            text = leveled(text, pilot, float(pilots[row["text"]]["bits"]))
+            errors.append(abs(bits_per_byte(text, size) / float(row["bits"]) - 1))
+    return sorted(errors)
 
 
 def test_copying_is_for_two_layers_and_texts_that_repeat_themselves():
@@ -113,15 +129,18 @@ def test_copying_is_for_two_layers_and_texts_that_repeat_themselves():
 
 
 def test_the_constants_fit_the_measurements():
-    fitted = errors(lambda row: row["fitted"] == "yes" and row["init"] == "normal")
+    rows = [row for row in RUNS if row["fitted"] == "yes" and row["init"] == "normal"]
+    fitted = sorted(abs(bits_per_byte(*text_and_size(row)) / float(row["bits"]) - 1) for row in rows)
     assert fitted[int(0.9 * len(fitted))] < RANGE
 
 
-def test_with_a_pilot_the_forecast_is_within_its_range(monkeypatch):
-    def judged(row: dict[str, str]) -> bool:
-        return row["fitted"] == "yes" and row["init"] == "induction" and row["note"] != "pilot"
-
-    with_pilot = errors(judged)
-    assert with_pilot[int(0.8 * len(with_pilot))] < PILOT_RANGE
+def test_the_longer_a_pilot_the_nearer_the_forecast(monkeypatch):
+    short, middle, long = (errors_with_pilots(steps) for steps in (128, 256, 512))
+    assert len(short) == len(middle) == len(long) > 35
+    assert short[int(0.85 * len(short))] < PILOT_RANGE
+    assert long[int(0.95 * len(long))] < LONG_RANGE
+    near = [sum(error < 0.03 for error in errors) for errors in (short, middle, long)]
+    assert near == sorted(near)
+    assert near[-1] > 0.8 * len(long)
     monkeypatch.setattr(law, "TRUST", 0.0)
-    assert errors(judged)[-1] > 0.1
+    assert errors_with_pilots(128)[-1] > 0.1
