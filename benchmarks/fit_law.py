@@ -60,7 +60,7 @@ def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
-    """Print the trust in pilots of each length, and how near the other trainings of their texts come with them."""
+    """Print the factor of pilots of each length, and how near the other trainings of their texts come with them."""
     deviations: dict[tuple[str, str], list[tuple[int, float]]] = {}  # (text, pilot or not): steps, log(came / expected)
     for row in rows_of("law_runs.csv"):
         if row["init"] == "induction" and row["text"][:3] != "js_":  # its validation text stands in the training text
@@ -70,19 +70,22 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
             deviations.setdefault((row["text"], row["note"]), []).append((size.steps, deviation))
     others = [(name, y) for (name, note), rows in deviations.items() if note != "pilot" for _, y in rows]
     for steps in (128, 256, 512, 1024):
-        pilots = {name: dict(rows).get(steps) for (name, note), rows in deviations.items() if note == "pilot"}
-        judged = [(name, y) for name, y in others if pilots[name] is not None]
-        names, y = np.array([name for name, _ in judged]), np.array([y for _, y in judged])
-        X = np.array([[1.0, pilots[name]] for name in names])
-        weights = np.array([(names == name).sum() ** -0.5 for name in names])
-
-        def solve(kept: np.ndarray) -> np.ndarray:
-            return np.linalg.lstsq(X[kept] * weights[kept, None], y[kept] * weights[kept], rcond=None)[0]  # noqa: B023
-
-        errors = np.abs([x @ solve(names != name) - wanted for name, x, wanted in zip(names, X, y, strict=True)])
-        factor, trust = solve(names != "")
+        pilots = {
+            name: y
+            for (name, note), rows in deviations.items()
+            if note == "pilot"
+            for n, y in rows
+            if 0.9 < n / steps < 1.1
+        }
+        names = np.array([name for name, _ in others if name in pilots])
+        left = np.array([y - pilots[name] for name, y in others if name in pilots])
+        weights = np.array([1 / (names == name).sum() for name in names])
+        errors = np.abs(
+            [y - np.average(left[names != n], weights=weights[names != n]) for n, y in zip(names, left, strict=True)]
+        )
         near = ", ".join(f"{(errors < limit).sum()} within {100 * limit:g} %" for limit in (0.03, 0.05, 0.07))
-        print(f"pilots of {steps} steps: trust {trust:.2f}, factor {np.exp(factor):.3f}; of {len(y)} trainings {near}")
+        factor = np.exp(np.average(left, weights=weights))
+        print(f"pilots of {steps} steps: factor {factor:.3f}; of {len(left)} trainings {near}")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ SLOW = 0.9  # of the measured speed
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
-PILOT_SHARE, LONG_SHARE = 0.12, 0.06  # of a budget, at most, for a short pilot; for a longer one
+PILOT_SHARE = 0.12  # of a budget, at most, for the pilot
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
 Pilot = Callable[[TrainConfig, Prepared], float]  # trains a config on a text -> bits per byte
@@ -115,7 +115,7 @@ class Dial:
         device: cpu | mps | cuda.
         measure: trains a config with a vocabulary for some seconds.
         pilot: trains a config on a text.
-        seconds: the budget; measuring speeds takes up to a tenth of it, and so does the pilot.
+        seconds: the budget; measuring takes up to a tenth of it, the pilot about as much.
         processes: of the run; all ranks use the times of rank 0.
     """
 
@@ -168,10 +168,10 @@ class Dial:
         size = self.whole(pilot_of(text, self.fixed))
         if not self.speeds.rates:
             self.speeds.know(size)
-        needed = self.speeds.start + size.tokens / self.speeds(size)
-        if needed > PILOT_SHARE * self.seconds:
+        times = PILOT_SHARE * self.seconds / (self.speeds.start + size.tokens / self.speeds(size))
+        if times < 1:
             return text
-        size = self.whole(pilot_of(text, self.fixed, LONG_SHARE * self.seconds / needed))
+        size = self.whole(pilot_of(text, self.fixed, times))
         bits = self.pilot(applied(self.config, self.settings(size)), prepared)
         tell(f"Pilot      {bits:.3f} bits per byte after {short_number(size.tokens)} tokens of the text")
         return leveled(text, size, bits)

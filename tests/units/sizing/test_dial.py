@@ -9,7 +9,7 @@ from minigpt.sizing.law import Text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps"), [(15.0, None), (30.0, 125), (60.0, 125), (120.0, 250), (240.0, 500), (3600.0, 1000)]
+    ("seconds", "steps"), [(15.0, None), (30.0, 125), (60.0, 250), (120.0, 500), (240.0, 1000), (3600.0, 1000)]
 )
 def test_a_longer_budget_has_a_longer_pilot(seconds: float, steps: int | None):
     tried = []

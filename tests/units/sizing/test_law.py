@@ -86,6 +86,12 @@ def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
     assert {size.vocab_size for size in candidates(shortest)} == {512}  # bpe has 256 bytes and end-of-text at least
 
 
+def test_a_7_gram_that_learns_faster_than_a_gpt_can_is_not_followed():
+    copies = Text(10**6, 1.9, 1.5, 3.3)
+    assert copies.seven_gram(10**5) == pytest.approx(1.9 * 10**law.MOST_SLOPE)
+    assert PYTHON.seven_gram(PYTHON.bytes / law.PART) == pytest.approx(1.982)
+
+
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 TEXTS = {row["text"]: row for row in csv.DictReader((FOLDER / "law_texts.csv").open())}
 
@@ -106,14 +112,15 @@ def text_and_size(row: dict[str, str]) -> tuple[Text, Size]:
     return replace(text, density=bytes_seen / usual), Size(**numbers)  # type: ignore[arg-type]
 
 
-def errors_with_pilots(steps: int) -> list[float]:
+def errors_with_pilots(steps: int, with_level: bool = True) -> list[float]:
     """The relative errors of forecasts with pilots of so many steps, the smallest first."""
     errors = []
-    pilots = {row["text"]: row for row in RUNS if (row["note"], row["steps"]) == ("pilot", str(steps))}
+    pilots = {row["text"]: row for row in RUNS if row["note"] == "pilot" and 0.9 < int(row["steps"]) / steps < 1.1}
     for row in RUNS:
-        if row["init"] == "induction" and row["note"] != "pilot" and row["text"] in pilots and row["fitted"] == "yes":
+        if row["init"] == "induction" and row["note"] != "pilot" and row["text"] in pilots and row["text"] != "js_5":
             (text, size), (_, pilot) = text_and_size(row), text_and_size(pilots[row["text"]])
-            text = leveled(text, pilot, float(pilots[row["text"]]["bits"]))
+            if with_level:
+                text = leveled(text, pilot, float(pilots[row["text"]]["bits"]))
             errors.append(abs(bits_per_byte(text, size) / float(row["bits"]) - 1))
     return sorted(errors)
 
@@ -134,13 +141,12 @@ def test_the_constants_fit_the_measurements():
     assert fitted[int(0.9 * len(fitted))] < RANGE
 
 
-def test_the_longer_a_pilot_the_nearer_the_forecast(monkeypatch):
+def test_the_longer_a_pilot_the_nearer_the_forecast():
     short, middle, long = (errors_with_pilots(steps) for steps in (128, 256, 512))
-    assert len(short) == len(middle) == len(long) > 35
+    assert len(short) > len(middle) == len(long) > 35
     assert short[int(0.85 * len(short))] < PILOT_RANGE
     assert long[int(0.95 * len(long))] < LONG_RANGE
-    near = [sum(error < 0.03 for error in errors) for errors in (short, middle, long)]
+    near = [sum(error < 0.03 for error in errors) / len(errors) for errors in (short, middle, long)]
     assert near == sorted(near)
-    assert near[-1] > 0.8 * len(long)
-    monkeypatch.setattr(law, "TRUST", 0.0)
-    assert errors_with_pilots(128)[-1] > 0.1
+    assert near[-1] > 0.8
+    assert errors_with_pilots(512, with_level=False)[int(0.95 * len(long))] > 2 * LONG_RANGE
