@@ -94,17 +94,13 @@ def test_a_7_gram_that_learns_faster_than_a_gpt_can_is_not_followed():
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 TEXTS = {row["text"]: row for row in csv.DictReader((FOLDER / "law_texts.csv").open())}
-
-
 RUNS = list(csv.DictReader((FOLDER / "law_runs.csv").open()))
 
 
 def text_and_size(row: dict[str, str]) -> tuple[Text, Size]:
     """The text and the size of a measured run."""
-    of, numbers = (
-        TEXTS[row["text"]],
-        {field.name: float(row[field.name]) for field in fields(Size) if field.name in row},
-    )
+    of = TEXTS[row["text"]]
+    numbers = {field.name: float(row[field.name]) for field in fields(Size) if field.name in row}
     xz = float(of["xz"]) if row["init"] == "induction" else math.inf  # the law before the models began to copy
     text = Text(int(of["bytes"]), float(of["kneser_ney"]), xz, float(of["kneser_ney_part"]))
     bytes_seen = numbers["passes"] * text.bytes
