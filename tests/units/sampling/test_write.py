@@ -1,5 +1,7 @@
 """The sampling loop with a real GPT: cached equals uncached, a batch equals its rows, training does not notice."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -141,3 +143,20 @@ def test_an_empty_prompt_starts_somewhere():
     assert start_token(BYTE) == (256, "<|endoftext|>")
     assert start_token(CHAR) == (CHAR.encode("\n")[0], "a newline")
     assert start_token(build_tokenizer("char", alphabet="xyz")) == (0, "'x', the first character of its alphabet")
+
+
+def test_a_gpu_continues_a_text_without_cudnns_attention_and_trains_with_it(monkeypatch):
+    enabled = torch.backends.cuda.cudnn_sdp_enabled
+
+    def hidden(tokens, cache):
+        read.append(enabled())
+        return torch.zeros(*tokens.shape, 4)
+
+    read: list[bool] = []
+    for device, wanted in (("cuda", False), ("cpu", True)):
+        weight = SimpleNamespace(weight=SimpleNamespace(device=torch.device(device)))
+        model = SimpleNamespace(token_embedding=weight, hidden=hidden, logits=lambda rows: rows)
+        monkeypatch.setattr("minigpt.sampling.write.upload", lambda tensor, _: tensor)
+        gpt_forward(model)(torch.zeros(1, 1, dtype=torch.long), [1], None)
+        assert read.pop() is wanted
+        assert enabled()
