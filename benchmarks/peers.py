@@ -178,7 +178,7 @@ def run(command: list[str], folder: Path, threads: int = 0) -> list[tuple[float,
 def set_up(words: Sequence[str]) -> tuple[Any, Any, Any]:
     """Return the config, tokens and choices of a training, with torch set up as it sets it up."""
     config = compose("train", list(words))
-    prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
+    prepared = prepare(config.data, config.tokenizer)
     choices = choose(config, find_device(config), prepared.tokenizer.vocab_size)
     set_up_torch(choices, deterministic=False)
     return config, prepared, choices

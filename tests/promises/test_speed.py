@@ -60,6 +60,13 @@ def test_the_last_line_of_peers_holds_the_ratio_to_nanogpt(capsys):
         peers.main(["nanogpt=/nowhere"])
 
 
+def test_a_job_of_peers_prepares_the_text_and_chooses_as_a_training_does(tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be " * 400)
+    words = ["data=text", f"data.source={tmp_path / 'text.txt'}", f"data.dir={tmp_path / 'data'}", "tokenizer=char"]
+    choices = script("peers").chosen([*SMALL, "model.block_size=16", "batch_tokens=64", *words])
+    assert (choices["micro_batch"], choices["threads"]) == (4, 1)
+
+
 @pytest.mark.parametrize("name", ["peers", "scaling", "serving"])
 def test_the_scripts_of_benchmarks_start(name, capsys):
     module = script(name)
