@@ -63,8 +63,8 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
     weights, gradients = (math.ceil(wide * numbers / shards) for numbers in (sizes.all, sizes.learning))
     muon = config.optimizer.name == "muon"  # one average of a matrix in place of two
     optimizer = math.ceil(wide * (2 * sizes.learning - (sizes.learning_matrices if muon else 0)) / shards)
-    # Muon's directions, products and copies to undo a bad step, measured on matrices of up to 768 x 3,072.
-    update = sizes.learning_matrices * {"bf16": 20, "fp64": 54}.get(choices.precision, 27) // shards if muon else 0
+    # Muon's directions and products, measured on matrices of up to 768 x 3,072.
+    update = sizes.learning_matrices * {"bf16": 10, "fp64": 30}.get(choices.precision, 15) // shards if muon else 0
     copies = half * (layers * sizes.block_matrices + (0 if choices.loss_chunk else sizes.output))
     root, whole = wide * (sizes.all - layers * sizes.block), wide * sizes.all
     # FSDP2 gathers a block's weights and the next one's; the root's stay, and gradients are whole before they are sent.

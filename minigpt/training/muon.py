@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -102,13 +103,17 @@ class Muon(torch.optim.AdamW):
             if parameter not in self.state:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         averages = [local(self.state[parameter]["momentum"]) for parameter in parameters]
-        skip: Tensor = getattr(self, "found_inf", torch.zeros(()))
-        changed = [*weights, *averages]
-        before = [tensor.clone() for tensor in changed] if hasattr(self, "found_inf") else []
+        kept: Tensor | float = 1 - lr * weight_decay
+        if (skip := getattr(self, "found_inf", None)) is not None:
+            kept = torch.where(skip > 0, 1.0, kept)
+            for gradient in gradients:
+                gradient.nan_to_num_()
+            torch._foreach_mul_(gradients, 1 - skip)
+            torch._foreach_add_(gradients, torch._foreach_mul(averages, skip))  # towards itself an average won't move
         torch._foreach_lerp_(averages, gradients, 1 - self.momentum)
         ahead = list(torch._foreach_lerp(gradients, averages, self.momentum))
         if weight_decay:
-            torch._foreach_mul_(weights, 1 - lr * weight_decay)
+            torch._foreach_mul_(weights, kept)
         whole = [(len(parameter), parameter.shape[1]) for parameter in parameters]
         cuts = [self.parts.get(parameter, [rows]) for parameter, (rows, _) in zip(parameters, whole, strict=True)]
         part, parts = 0, 1
@@ -128,24 +133,25 @@ class Muon(torch.optim.AdamW):
             for size in cut:
                 rows = slice(max(begin, first) - first, max(min(begin + size, end), first) - first)
                 length = lr * max(1.0, size / columns) ** 0.5  # so that outputs move as much for every shape
-                weight[rows].add_(update[rows].to(weight.dtype), alpha=-length)
+                weight[rows].add_(update[rows], alpha=-length)
                 begin += size
-        for tensor, old in zip(changed, before, strict=False):
-            tensor.copy_(torch.where(skip > 0, old, tensor))
 
     def directions(self, matrices: list[Tensor], cuts: list[list[int]]) -> list[Tensor]:
         """Return whole matrices made orthogonal, part by part; those of one shape, up to transposition, together."""
-        results = [torch.empty_like(matrix, dtype=self.products) for matrix in matrices]
-        shapes: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-        for matrix, result, cut in zip(matrices, results, cuts, strict=True):
-            for part, place in zip(matrix.split(cut), result.split(cut), strict=True):
-                shapes.setdefault(tuple(sorted(part.shape)), []).append((part, place))
+        parts = [part for matrix, cut in zip(matrices, cuts, strict=True) for part in matrix.split(cut)]
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for index, part in enumerate(parts):
+            shapes.setdefault(tuple(sorted(part.shape)), []).append(index)
         for alike in shapes.values():
-            lying = [part.T if part.shape[0] > part.shape[1] else part for part, _ in alike]
+            tall = [parts[index].shape[0] > parts[index].shape[1] for index in alike]
+            lying = [parts[index].T if stands else parts[index] for index, stands in zip(alike, tall, strict=True)]
             updates = orthogonal(torch.stack(lying).to(self.products))
-            for (part, place), update in zip(alike, updates, strict=True):
-                place.copy_(update.T if part.shape[0] > part.shape[1] else update)
-        return results
+            if (skip := getattr(self, "found_inf", None)) is not None:
+                updates *= 1 - skip.to(updates)
+            for index, stands, update in zip(alike, tall, updates, strict=True):
+                parts[index] = update.T if stands else update
+        rest = iter(parts)
+        return [torch.cat([*islice(rest, len(cut))]) if len(cut) > 1 else next(rest) for cut in cuts]
 
 
 def orthogonalize_sharded(
