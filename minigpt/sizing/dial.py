@@ -46,8 +46,10 @@ MEASURED_WITH = ("rotary", "swiglu", "induction", "muon")
 GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
 MEASURED = 3  # sizes, at most
 FIRST_STEPS = 3  # at least, in a measurement
+LAUNCHING = 1.2  # times the time that launching a step takes: in a longer one, the GPU is at work all the time
 STEP_SECONDS = 0.002  # overhead of a step of any size
-COMPILE_SECONDS, AGAIN = 25.0, 6.0  # to compile a model for a CPU; to read it from the compiler's cache
+COMPILE_SECONDS, AGAIN = 25.0, 6.0  # to compile a model; to read it from the compiler's cache
+COMPILE_SHARE = {"cpu": 0.1, "cuda": 0.15}  # of a budget, at most, for all measurements and compiling
 ALIKE = 1.25  # sizes with one batch whose FLOPs per token differ by less share one rate
 VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the time
 FORWARD = 2.5  # tokens validated in the time of training on one
@@ -80,31 +82,43 @@ class Speeds:
         self.rates: dict[float, float] = {}  # FLOPs of a token -> FLOP/s
         self.measured: list[Size] = []
         self.spent = self.start = 0.0  # seconds: on measuring; until a training runs
+        self.layer_seconds = 0.0  # a step takes at least so long for each layer
         self.gain = 1.0  # from compiling
 
     def __call__(self, size: Size) -> float:
         """Return tokens a second."""
         flops = flops_of(size)
         known = np.log(sorted(self.rates.items())) if self.rates else np.log([(flops, self.guess)])
-        rate = self.gain * np.exp(np.interp(np.log(flops), *known.T))
-        return float(size.batch_tokens / (STEP_SECONDS + work_of(size) / rate))
+        seconds = STEP_SECONDS + work_of(size) / np.exp(np.interp(np.log(flops), *known.T))
+        return float(self.gain * size.batch_tokens / max(seconds, self.layer_seconds * size.n_layer))
+
+    def know_launches(self, size: Size) -> None:
+        """Measure the shortest step: on a GPU it takes as long as the host needs to launch its kernels."""
+        self.layer_seconds = self.step_seconds(size) / size.n_layer
+        tell(f"Speed      {1e3 * self.layer_seconds:.1f} ms a step for each layer, at least")
 
     def know(self, size: Size) -> bool:
         """Measure a size unless its speed is known or time is short; return whether it was measured."""
-        flops, seconds = flops_of(size), min(2.0, self.patience / 5)
+        flops = flops_of(size)
         alike = [other for other in self.measured if other.batch_tokens == size.batch_tokens]
         is_known = len(self.measured) >= MEASURED or any(1 / ALIKE < flops / flops_of(other) < ALIKE for other in alike)
         least = self.start + FIRST_STEPS * size.batch_tokens / self(size)
-        if is_known or (self.rates and self.spent + least > self.patience):
+        if is_known or (self.measured and self.spent + least > self.patience):
             return False
-        began = self.clock()
-        step_seconds = size.batch_tokens / self.measure(size, seconds)
+        step_seconds = self.step_seconds(size)
         self.measured.append(size)
-        self.rates[flops] = work_of(size) / max(step_seconds - STEP_SECONDS, 0.5 * step_seconds)
-        took = self.clock() - began
-        self.spent, self.start = self.spent + took, max(0.0, took - seconds)
+        if step_seconds > LAUNCHING * self.layer_seconds * size.n_layer:
+            self.rates[flops] = work_of(size) / max(step_seconds - STEP_SECONDS, 0.5 * step_seconds)
         tell(f"Speed      {self(size):,.0f} tokens/s with {short_number(size.parameters)} parameters")
         return True
+
+    def step_seconds(self, size: Size) -> float:
+        """Train a size for some seconds; return the seconds of a step."""
+        began, seconds = self.clock(), min(2.0, self.patience / 5)
+        speed = self.measure(size, seconds)
+        took = self.clock() - began
+        self.spent, self.start = self.spent + took, max(0.0, took - seconds)
+        return size.batch_tokens / speed
 
 
 class Dial:
@@ -125,7 +139,8 @@ class Dial:
         self.config, self.device, self.pilot, self.processes = config, device, pilot, processes
         self.seconds = seconds
         self.started, self.validations = self.elapsed(), VALIDATIONS
-        self.compiles: dict[str, str] = {}  # trainer.compile, where it was measured
+        # trainer.compile: "off" until it was measured. On a CPU "auto" compiles no short training, on a GPU each.
+        self.compiles = {"trainer.compile": "off"} if device == "cuda" and config.trainer.compile == "auto" else {}
         given = values(config)
         self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
         if (width := self.fixed.get("n_embd")) is not None:  # the law chooses heads and hidden width for its own widths
@@ -151,6 +166,8 @@ class Dial:
         if corpus.size < LEAST_BYTES:
             wanted = f"budget= sizes a model for at least {size_text(LEAST_BYTES)}"
             raise UserFault(f"{data.source or data.name} holds {size_text(corpus.size)}: {wanted}. Use more text")
+        if self.device != "cpu":
+            self.speeds.know_launches(self.whole(pilot_of(Text(corpus.size, *USUAL), self.fixed)))
         if tokenizer.name == "bpe" and corpus.rule != "tokens" and "vocab_size" not in self.fixed:
             text = Text(int((1 - data.val_fraction) * corpus.size), *USUAL)
             tokenizer.vocab_size = self.settle(text, seconds).vocab_size
@@ -166,7 +183,7 @@ class Dial:
     def try_text(self, prepared: Prepared, text: Text) -> Text:
         """Train a small model on the text for a moment; return the text with the level that follows."""
         size = self.whole(pilot_of(text, self.fixed))
-        if not self.speeds.rates:
+        if not self.speeds.measured:
             self.speeds.know(size)
         times = PILOT_SHARE * self.seconds / (self.speeds.start + size.tokens / self.speeds(size))
         if times < 1:
@@ -232,12 +249,13 @@ class Dial:
         return self.compiled(text, size, training)
 
     def compiled(self, text: Text, size: Size, seconds: float) -> Size:
-        """Return the size, with more steps if compiled code is faster on this CPU: a measurement shows it.
+        """Return the size, with more steps if compiled code is faster on this machine: a measurement shows it.
 
         When the training begins, the compiler's cache holds what was compiled for the measurement.
         """
-        is_open = self.device == "cpu" and self.config.trainer.compile == "auto" and not size.dropout
-        if not is_open or self.speeds.patience - self.speeds.spent < COMPILE_SECONDS:
+        is_open = self.config.trainer.compile == "auto" and not (self.device == "cpu" and size.dropout)
+        patience = COMPILE_SHARE.get(self.device, 0.0) * self.seconds
+        if not is_open or patience - self.speeds.spent < COMPILE_SECONDS:
             return size
         began, plain, self.compiles = self.elapsed(), self.speeds(size), {"trainer.compile": "on"}
         fast = self.speeds.measure(size, 2.0)

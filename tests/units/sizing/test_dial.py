@@ -1,10 +1,10 @@
-"""How a budget is divided: the pilot's share of it."""
+"""How a budget is divided: the pilot's share of it, and the speed of a GPU."""
 
 import pytest
 
 from minigpt.config.compose import compose
 from minigpt.ranks.group import Processes
-from minigpt.sizing.dial import Dial
+from minigpt.sizing.dial import Dial, applied
 from minigpt.sizing.law import Text
 
 
@@ -24,3 +24,37 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, steps: int | None):
     leveled = sizer.try_text(None, text)
     assert tried == [] if steps is None else tried == [pytest.approx(steps, rel=0.04)]
     assert (leveled == text) == (steps is None)
+
+
+def test_on_a_gpu_a_step_takes_as_long_as_its_launches_until_the_gpu_is_busy(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 500)
+    words = [f"data.source={tmp_path / 'text.txt'}", f"data.dir={tmp_path / 'data'}"]
+
+    def seconds_of(size):  # an H100's: 4 ms a layer to launch, 100 TFLOP/s
+        return max(
+            0.004 * size.model.n_layer, size.batch_tokens * 6 * size.model.n_layer * 12 * size.model.n_embd**2 / 1e14
+        )
+
+    def chosen(budget):
+        def measure(config, *_):
+            compiled.append(config.trainer.compile)
+            return config.batch_tokens / seconds_of(config) * (1.5 if compiled[-1] == "on" else 1)
+
+        compiled = []
+        config = compose("train", [*words, "experiment=text", f"budget={budget}"])
+        sizer = Dial(config, "cuda", measure, lambda *_: 2.0, float(budget[:-1]), Processes())
+        sizer.read(50.0)
+        sizer.fixed.pop("vocab_size")
+        size = sizer.choose(Text(10**8, 2.0, 2.3), 1000, budget, lambda: 10.0)
+        settings = sizer.settings(size)
+        true = size.batch_tokens / seconds_of(applied(config, settings))
+        return size, settings["trainer.compile"], sizer.speeds(size) / true, set(compiled)
+
+    size, compiles, error, compiled = chosen("60s")
+    assert (compiles, compiled) == ("off", {"off"})
+    assert 0.7 < error < 1.3
+    assert size.batch_tokens >= 8192  # more tokens are free
+    assert "4.0 ms a step for each layer" in capsys.readouterr().out
+    _, compiles, error, compiled = chosen("600s")
+    assert (compiles, compiled) == ("on", {"off", "on"})
+    assert 1.0 < error < 2.0
