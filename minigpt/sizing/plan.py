@@ -41,9 +41,10 @@ def plot_sizes(sizes: dict[float, Size], names: list[str], text: Text, path: Pat
             times, [size.low for size in sizes.values()], [size.high for size in sizes.values()], color=GRID
         )
         axes.plot(times, [size.bits_per_byte for size in sizes.values()], color=VALIDATION, marker="o")
-        for bits, name in ((text.kneser_ney, "7-gram"), (text.xz, "xz")):
+        lines = sorted([(text.kneser_ney, "7-gram"), (text.xz, "xz")])
+        for (bits, name), side in zip(lines, ("top", "bottom"), strict=True):  # of the line, so that names keep apart
             axes.axhline(bits, color=BASELINE, linestyle="--")
-            axes.text(times[0], bits, name, color=BASELINE, va="bottom")
+            axes.text(times[0], bits, name, color=BASELINE, va=side)
         axes.set_xscale("log")
         axes.set_xticks(times, names)
         axes.minorticks_off()
