@@ -38,10 +38,7 @@ PRESETS = {
     "c1": Preset(_settings(6, 6, 384, 256, 16), steps=40, vocab_size=65, new_tokens=240),
     "124m": Preset(_settings(12, 12, 768, 1024, 32, *GPT2), steps=60, vocab_size=50257, new_tokens=64),
     "gpu": Preset(
-        _settings(12, 12, 768, 1024, 32, *GPT2, "trainer.device=cuda", "trainer.compile=on"),
-        steps=60,
-        vocab_size=50257,
-        new_tokens=64,
+        _settings(12, 12, 768, 1024, 32, *GPT2, "trainer.device=cuda"), steps=60, vocab_size=50257, new_tokens=64
     ),
     "350m": Preset(_settings(24, 16, 1024, 1024, 16, *GPT2), steps=40, vocab_size=50257, new_tokens=64),
 }

@@ -4,7 +4,6 @@ Every choice is a pure function of config and hardware, never of a timing, so th
 machine gives the same bits. The choices are written to the run's choices.json and kept when it continues there.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -43,7 +42,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
 
     - precision: bf16 where the hardware multiplies it fast (recent NVIDIA; x86 with AVX512-BF16 or AMX), fp16 on other
       NVIDIA GPUs (T4, V100) whose losses can be scaled, which sharded weights prevent, else fp32.
-    - compile: where the run is long enough to win back the half minute that it takes to start; never on MPS.
+    - compile: on CUDA; on a CPU where the run is long enough to win back the half minute that it takes to start.
     - float32 products: by oneDNN if that is faster and as exact.
     - attention kernel: fused on accelerators; explicit on CPUs up to a context of 512, where the fused
       kernel's backward pass is the slower one.
@@ -110,17 +109,12 @@ def _compiling_pays(config: TrainConfig, device: str) -> bool:
     """Return whether compiling pays: it saves passes over the activations, and takes half a minute at the start.
 
     On two cores it saves 3 to 40 ns for each number of the stream (docs/PERFORMANCE.md): at the limit below, most
-    trainings gain a minute, and none loses more than some seconds. On a GPU it takes 11 to 19 s for four layers, and a
-    step without it lasts 4 ms a layer, or longer with so many operations that an H100 is busy (docs/GPU.md).
+    trainings gain a minute, and none loses more than some seconds.
     """
-    trainer, model = config.trainer, config.model
-    tokens = trainer.max_tokens or (trainer.max_steps or 0) * config.batch_tokens
-    if device == "cuda":
-        steps = tokens / config.batch_tokens or math.inf
-        return steps * model.n_layer >= 10_000 or 72 * model.n_layer * model.n_embd**2 * tokens >= 1e15
-    if device != "cpu" or model.dropout:  # on a CPU compiled code draws dropout's random numbers one by one
-        return False
-    return tokens * model.n_layer * model.n_embd >= 3e9
+    if device != "cpu" or config.model.dropout:  # on a CPU compiled code draws dropout's random numbers one by one
+        return device == "cuda"
+    tokens = config.trainer.max_tokens or (config.trainer.max_steps or 0) * config.batch_tokens
+    return tokens * config.model.n_layer * config.model.n_embd >= 3e9
 
 
 def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:

@@ -107,7 +107,10 @@ class Speeds:
             return False
         step_seconds = self.step_seconds(size)
         self.measured.append(size)
-        if step_seconds > LAUNCHING * self.layer_seconds * size.n_layer:
+        is_busy = step_seconds > LAUNCHING * self.layer_seconds * size.n_layer
+        if not is_busy:
+            self.layer_seconds = step_seconds / size.n_layer
+        if is_busy or step_seconds < size.batch_tokens / self(size):
             self.rates[flops] = work_of(size) / max(step_seconds - STEP_SECONDS, 0.5 * step_seconds)
         tell(f"Speed      {self(size):,.0f} tokens/s with {short_number(size.parameters)} parameters")
         return True
@@ -139,7 +142,7 @@ class Dial:
         self.config, self.device, self.pilot, self.processes = config, device, pilot, processes
         self.seconds = seconds
         self.started, self.validations = self.elapsed(), VALIDATIONS
-        # trainer.compile: "off" until it was measured. On a CPU "auto" compiles no short training, on a GPU each.
+        # trainer.compile: "off" until it was measured. On a CPU "auto" compiles no short training, on a GPU all.
         self.compiles = {"trainer.compile": "off"} if device == "cuda" and config.trainer.compile == "auto" else {}
         given = values(config)
         self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}

@@ -105,7 +105,7 @@ class Muon(torch.optim.AdamW):
         averages = [local(self.state[parameter]["momentum"]) for parameter in parameters]
         kept: Tensor | float = 1 - lr * weight_decay
         if (skip := getattr(self, "found_inf", None)) is not None:
-            kept = torch.where(skip > 0, 1.0, kept)
+            kept = torch.where(skip > 0, 1.0, skip.new_full((), kept, dtype=weights[0].dtype))
             for gradient in gradients:
                 gradient.nan_to_num_()
             torch._foreach_mul_(gradients, 1 - skip)

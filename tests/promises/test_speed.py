@@ -89,7 +89,7 @@ def test_a_training_of_nanogpt_is_timed_by_its_lines(tmp_path):
 def test_the_preset_for_gpus_is_gpt2_on_a_gpu_with_its_own_choices(monkeypatch, capsys):
     config, words = read_benchmark(["preset=gpu"])
     assert "trainer.device=cuda" in words
-    assert (config.model.n_embd, config.trainer.precision, config.trainer.compile) == (768, "auto", "on")
+    assert (config.model.n_embd, config.trainer.precision, config.trainer.compile) == (768, "auto", "auto")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserFault, match="this machine has none"):
         benchmark(config, words)

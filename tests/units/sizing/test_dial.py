@@ -48,6 +48,9 @@ def test_on_a_gpu_a_step_takes_as_long_as_its_launches_until_the_gpu_is_busy(tmp
         size = sizer.choose(Text(10**8, 2.0, 2.3), 1000, budget, lambda: 10.0)
         settings = sizer.settings(size)
         true = size.batch_tokens / seconds_of(applied(config, settings))
+        for measured in sizer.speeds.measured:
+            known = measured.batch_tokens / seconds_of(applied(config, sizer.settings(measured)))
+            assert 0.85 < sizer.speeds(measured) / sizer.speeds.gain / known < 1.15
         return size, settings["trainer.compile"], sizer.speeds(size) / true, set(compiled)
 
     size, compiles, error, compiled = chosen("60s")
