@@ -65,13 +65,14 @@ BATCHES = tuple(2**power for power in range(9, 20))
 FEW_ROWS, BYTES_PER_ROW, BYTES_PER_RARE_ROW = 2048, 100, 1000  # of text, for each token of a vocabulary; above FEW_ROWS
 LEAST_STEPS = 30
 # A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
-PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH = 2**17, 2**19, 2**20, 1024
+PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH, PILOT_LR = 2**17, 2**19, 2**20, 1024, 0.02
 PILOT_FACTOR = 1.02  # of what the law expects after its pilot, this much comes on the average
 MOST_PASSES = 50  # more were not measured; they only memorise the text
 
-# Weights forget their past at the rate DECAY a pass: weight decay instead of dropout, and hardly any in a single pass.
+# Weights forget their past at the rate DECAY a pass, in fewer than DECAY_PASSES at a lower one: weight decay instead of
+# dropout, and hardly any in a single pass.
 # Source: Wang & Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset size".
-DECAY, MOST_DECAY = 1.5, 4.0
+DECAY, MOST_DECAY, DECAY_PASSES, LEAST_DECAY = 1.5, 4.0, 14.0, 0.6
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def candidates(text: Text) -> Iterator[Size]:
     for layers, width, context, vocabulary in SHAPES:
         head_dim = 32 if width < 512 else 64
         heads, hidden = width // head_dim, max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
-        lr, known = 0.02 * min(1.0, 128 / width) ** 0.5, min(vocabulary, largest)
+        lr, known = 0.014 * min(1.0, 128 / width) ** 0.5, min(vocabulary, largest)
         for batch in BATCHES:
             yield Size(layers, width, heads, heads, head_dim, hidden, known, context, width >= TIED_FROM, batch, lr)
 
@@ -172,7 +173,8 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Si
     rounded = min(most, 1.05 ** math.floor(math.log(max(1.0, tokens), 1.05)))
     steps = given.get("steps") or max(1, round(rounded / size.batch_tokens))
     passes = text.bytes_of(steps * size.batch_tokens, size.vocab_size) / text.bytes
-    weight_decay = round(min(MOST_DECAY, DECAY * passes / (size.matrix_lr * steps)), 2)
+    forgotten = DECAY * passes * min(1.0, max(LEAST_DECAY, passes / DECAY_PASSES))
+    weight_decay = round(min(MOST_DECAY, forgotten / (size.matrix_lr * steps)), 2)
     chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay}
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     size = replace(size, passes=passes, **{**chosen, **given})
@@ -188,7 +190,8 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
     """
     given = {name: value for name, value in given.items() if name != "steps"}
     tokens = min(MOST_PILOT, PILOT * 2 ** int(math.log2(max(1.0, times))))
-    return train(text, replace(next(candidates(text)), **({"batch_tokens": PILOT_BATCH} | given)), tokens, given)
+    own = {"batch_tokens": PILOT_BATCH, "lr": PILOT_LR}  # with which it was measured
+    return train(text, replace(next(candidates(text)), **(own | given)), tokens, given)
 
 
 def leveled(text: Text, pilot: Size, bits: float) -> Text:
