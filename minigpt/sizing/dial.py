@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from minigpt.config.check import check
 from minigpt.config.convert import as_typed, assign, seconds_of, values
 from minigpt.config.schema import TrainConfig
@@ -30,6 +28,7 @@ from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
 from minigpt.sizing.law import MOST_PASSES, TIED_FROM, Size, Text, choose, leveled, outside, pilot_of, train
+from minigpt.sizing.speeds import Speeds
 
 # Fields of a Size -> names of settings.
 OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "tied", "dropout")
@@ -44,13 +43,8 @@ LEAST_BYTES = 10_000  # of a text
 USUAL = (2.0, 2.3)  # bits per byte of 7-gram and xz, before a text is measured
 MEASURED_WITH = ("rotary", "swiglu", "induction", "muon")
 GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
-MEASURED = 3  # sizes, at most
-FIRST_STEPS = 3  # at least, in a measurement
-LAUNCHING = 1.2  # times the time that launching a step takes: in a longer one, the GPU is at work all the time
-STEP_SECONDS = 0.002  # overhead of a step of any size
 COMPILE_SECONDS, AGAIN = 25.0, 6.0  # to compile a model; to read it from the compiler's cache
 COMPILE_SHARE = {"cpu": 0.1, "cuda": 0.15}  # of a budget, at most, for all measurements and compiling
-ALIKE = 1.25  # sizes with one batch whose FLOPs per token differ by less share one rate
 VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the time
 FORWARD = 2.5  # tokens validated in the time of training on one
 LEAST_SHARE = 0.2  # of a budget, at least, for training
@@ -62,66 +56,6 @@ PILOT_SHARE = 0.12  # of a budget, at most, for the pilot
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
 Pilot = Callable[[TrainConfig, Prepared], float]  # trains a config on a text -> bits per byte
-
-
-class Speeds:
-    """Estimates tokens per second for any size from a few measured sizes.
-
-    Args:
-        measure: trains a size for some seconds.
-        guess: FLOP/s, until a size was measured.
-        seconds: of one measurement.
-        patience: seconds that all measurements may take.
-        clock: gives seconds that pass, the same on all ranks.
-    """
-
-    def __init__(
-        self, measure: Callable[[Size, float], float], guess: float, patience: float, clock: Callable[[], float]
-    ):
-        self.measure, self.guess, self.patience, self.clock = measure, guess, patience, clock
-        self.rates: dict[float, float] = {}  # FLOPs of a token -> FLOP/s
-        self.measured: list[Size] = []
-        self.spent = self.start = 0.0  # seconds: on measuring; until a training runs
-        self.layer_seconds = 0.0  # a step takes at least so long for each layer
-        self.gain = 1.0  # from compiling
-
-    def __call__(self, size: Size) -> float:
-        """Return tokens a second."""
-        flops = flops_of(size)
-        known = np.log(sorted(self.rates.items())) if self.rates else np.log([(flops, self.guess)])
-        seconds = STEP_SECONDS + work_of(size) / np.exp(np.interp(np.log(flops), *known.T))
-        return float(self.gain * size.batch_tokens / max(seconds, self.layer_seconds * size.n_layer))
-
-    def know_launches(self, size: Size) -> None:
-        """Measure the shortest step: on a GPU it takes as long as the host needs to launch its kernels."""
-        self.layer_seconds = self.step_seconds(size) / size.n_layer
-        tell(f"Speed      {1e3 * self.layer_seconds:.1f} ms a step for each layer, at least")
-
-    def know(self, size: Size) -> bool:
-        """Measure a size unless its speed is known or time is short; return whether it was measured."""
-        flops = flops_of(size)
-        alike = [other for other in self.measured if other.batch_tokens == size.batch_tokens]
-        is_known = len(self.measured) >= MEASURED or any(1 / ALIKE < flops / flops_of(other) < ALIKE for other in alike)
-        least = self.start + FIRST_STEPS * size.batch_tokens / self(size)
-        if is_known or (self.measured and self.spent + least > self.patience):
-            return False
-        step_seconds = self.step_seconds(size)
-        self.measured.append(size)
-        is_busy = step_seconds > LAUNCHING * self.layer_seconds * size.n_layer
-        if not is_busy:
-            self.layer_seconds = step_seconds / size.n_layer
-        if is_busy or step_seconds < size.batch_tokens / self(size):
-            self.rates[flops] = work_of(size) / max(step_seconds - STEP_SECONDS, 0.5 * step_seconds)
-        tell(f"Speed      {self(size):,.0f} tokens/s with {short_number(size.parameters)} parameters")
-        return True
-
-    def step_seconds(self, size: Size) -> float:
-        """Train a size for some seconds; return the seconds of a step."""
-        began, seconds = self.clock(), min(2.0, self.patience / 5)
-        speed = self.measure(size, seconds)
-        took = self.clock() - began
-        self.spent, self.start = self.spent + took, max(0.0, took - seconds)
-        return size.batch_tokens / speed
 
 
 class Dial:
@@ -269,18 +203,6 @@ class Dial:
         else:
             self.compiles = {"trainer.compile": "off"}
         return self.whole(train(text, size, seconds * self.speeds(size), self.fixed))
-
-
-def flops_of(size: Size) -> float:
-    """Return about how many floating-point operations a token of training takes."""
-    return 6.0 * size.multiplied + 12.0 * size.n_layer * size.n_embd * size.block_size
-
-
-def work_of(size: Size) -> float:
-    """Return the floating-point operations of a step: its tokens, and Muon's fifteen products for each matrix."""
-    attention = size.head_dim * (2 * size.n_head + 2 * size.n_kv_head)
-    matrices = size.n_layer * size.n_embd * (attention + 3 * size.n_hidden)
-    return size.batch_tokens * flops_of(size) + 30.0 * size.n_embd * matrices
 
 
 def applied(config: TrainConfig, settings: dict[str, Any]) -> TrainConfig:
