@@ -52,7 +52,7 @@ from minigpt.machine.cores import usable_cores
 from minigpt.screen import Progress, moving_line, size_text, tell
 
 PLAN = "plan.json"
-LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from about so much of the training text at most: a minute or less
+LEARN_BYTES = 1 << 11  # of training text, about, for each token of a BPE vocabulary that is learned from it
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, **options: Any) -> Prepared:
@@ -264,7 +264,7 @@ def _planned(
             return load_tokenizer(read_json(folder / "tokenizer.json")), known
     scheme, vocab_size = scheme_of(keys["tokenizer"]), keys["vocab_size"] or 0
     learns = given is None and scheme.min_vocab_size > 0
-    sampled = min(1.0, LEARN_BYTES / max(1, corpus.size)) if learns else 0.0
+    sampled = min(1.0, LEARN_BYTES * vocab_size / max(1, corpus.size)) if learns else 0.0
     how = {"rule": corpus.rule, "val_fraction": keys["val_fraction"], "sampled": sampled}
     scan = partial(scan_unit, **how, alphabet=given is None and scheme.needs_alphabet)
     progress = Progress("data: reading", corpus.size)

@@ -87,6 +87,17 @@ def test_baselines_of_a_mixture_are_weighted_as_its_bits_per_byte_are(tmp_path):
     assert module.PART == law.PART
 
 
+def test_of_a_large_text_xz_sees_a_part_and_says_so(prepared, monkeypatch):
+    monkeypatch.setattr(overlap_module, "_PIECE_TOKENS", 1000)
+    whole = baselines(prepared)
+    (prepared.folder / "baselines.json").unlink()
+    monkeypatch.setattr(module, "XZ_BYTES", 20_000)
+    ngram, xz = baselines(prepared)
+    assert ngram == whole[0]
+    assert xz["of"].endswith("of training text")
+    assert xz["bits_per_byte"] > whole[1]["bits_per_byte"]
+
+
 def test_xz_copies_what_it_has_seen_and_nothing_else():
     train = np.random.default_rng(0).bytes(20_000)
     assert 0 < module._xz_bytes(b"how much wood " * 80, b"would a woodchuck") <= 17
