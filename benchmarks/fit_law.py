@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt.sizing.law import Constants, Size, Text, bits_per_byte, copied, counted, terms, usual_density
+from minigpt.sizing.law import Constants, Size, Text, bits_per_byte, copied, counted, far, terms, usual_density
 
 HERE = Path(__file__).parent
 
-Run = tuple[Text, Size, float, str]  # bits per byte, but for what copying saves, and the name of a group of equal FLOPs
+Run = tuple[Text, Size, float, str]  # bits per byte without copying and a long context, and a group of equal FLOPs
 FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "passes"}
 ORDER = 2.0  # weight of the differences within such a group: they decide which size is chosen
 
@@ -34,7 +34,8 @@ def read(texts: dict[str, Text]) -> list[Run]:
         if row["fitted"] == "yes":
             text, size = texts[row["text"]], size_of(row)
             saved = copied(text, size) if row["init"] == "induction" else 0.0
-            runs.append((text, size, float(row["bits"]) / (1 - saved), row["equal_flops"]))
+            bits = float(row["bits"]) / (1 - saved) / (1 - far(text, size))
+            runs.append((text, size, bits, row["equal_flops"]))
     return runs
 
 
@@ -63,7 +64,7 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
     """Print the factor of pilots of each length, and how near the other trainings of their texts come with them."""
     deviations: dict[tuple[str, str], list[tuple[int, float]]] = {}  # (text, pilot or not): steps, log(came / expected)
     for row in rows_of("law_runs.csv"):
-        if row["init"] == "induction" and row["text"][:3] != "js_":  # its validation text stands in the training text
+        if row["init"] == "induction" and (row["note"] == "pilot" or float(row["lr"]) < 0.015):  # today's rates
             size, text = size_of(row), texts[row["text"]]
             text = replace(text, density=size.passes * text.bytes / size.tokens / usual_density(size.vocab_size))
             deviation = float(np.log(float(row["bits"]) / bits_per_byte(text, size, by)))

@@ -30,7 +30,7 @@ class Constants:
     seen_power: float = 0.2
     overfit_power: float = 0.25
     floor: float = 0.3
-    factors: tuple[float, float, float] = (0.2892, 0.1778, 0.297)
+    factors: tuple[float, float, float] = (0.2898, 0.1758, 0.2992)
 
 
 CONSTANTS = Constants()
@@ -40,22 +40,25 @@ TIED_FROM = 128  # width
 # (xz, which only copies, needs less than REPEATING times the 7-gram's bits), a model of a million numbers saves COPIED
 # of the loss from a million tokens on; each doubling of it saves a sixth more.
 COPIED, MOST_COPIED, REPEATING = 0.09, 0.13, 1.15
+# Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
+# from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
+NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 4.0, 0.004, 0.02
 BATCH_LOSS = 0.011  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
 # Layers, width, context, largest vocabulary.
 SHAPES = (
     (2, 64, 128, 2048),
-    (2, 96, 128, 4096),
-    (3, 96, 128, 4096),
-    (3, 128, 128, 4096),
-    (4, 160, 128, 4096),
-    (4, 192, 128, 4096),
-    (5, 224, 128, 8192),
-    (5, 256, 128, 8192),
-    (6, 320, 256, 8192),
-    (6, 384, 256, 8192),
-    (8, 448, 256, 16384),
+    (2, 96, 256, 4096),
+    (3, 96, 512, 4096),
+    (3, 128, 512, 4096),
+    (4, 160, 512, 4096),
+    (4, 192, 512, 4096),
+    (5, 224, 512, 8192),
+    (5, 256, 512, 8192),
+    (6, 320, 512, 8192),
+    (6, 384, 512, 8192),
+    (8, 448, 512, 16384),
     (8, 512, 512, 16384),
     (10, 640, 512, 16384),
     (12, 768, 1024, 32768),
@@ -63,10 +66,10 @@ SHAPES = (
 )
 BATCHES = tuple(2**power for power in range(9, 20))
 FEW_ROWS, BYTES_PER_ROW, BYTES_PER_RARE_ROW = 2048, 100, 1000  # of text, for each token of a vocabulary; above FEW_ROWS
+BYTES_PER_PLACE = 500  # of text, for each place of a context
 LEAST_STEPS = 30
 # A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
 PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH, PILOT_LR = 2**17, 2**19, 2**20, 1024, 0.02
-PILOT_FACTOR = 1.02  # of what the law expects after its pilot, this much comes on the average
 MOST_PASSES = 50  # more were not measured; they only memorise the text
 
 # Weights forget their past at the rate DECAY a pass, in fewer than DECAY_PASSES at a lower one: weight decay instead of
@@ -145,12 +148,13 @@ def candidates(text: Text) -> Iterator[Size]:
     """Yield all sizes, the smallest first, each with every batch size."""
     rows = min(text.bytes / BYTES_PER_ROW, FEW_ROWS + text.bytes / BYTES_PER_RARE_ROW)
     largest = max(512, 2 ** int(math.log2(max(1, rows))))
+    longest = max(NEAR, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_PLACE))))
     for layers, width, context, vocabulary in SHAPES:
         head_dim = 32 if width < 512 else 64
         heads, hidden = width // head_dim, max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
-        lr, known = 0.014 * min(1.0, 128 / width) ** 0.5, min(vocabulary, largest)
+        lr, known, window = 0.014 * min(1.0, 128 / width) ** 0.5, min(vocabulary, largest), min(context, longest)
         for batch in BATCHES:
-            yield Size(layers, width, heads, heads, head_dim, hidden, known, context, width >= TIED_FROM, batch, lr)
+            yield Size(layers, width, heads, heads, head_dim, hidden, known, window, width >= TIED_FROM, batch, lr)
 
 
 def choose(
@@ -197,7 +201,7 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
 def leveled(text: Text, pilot: Size, bits: float) -> Text:
     """Return the text with the level that follows from the bits per byte of its pilot."""
     error = LONG_RANGE if pilot.tokens > 0.9 * LONG_PILOT else PILOT_RANGE
-    return replace(text, level=PILOT_FACTOR * bits / bits_per_byte(text, pilot), error=error)
+    return replace(text, level=bits / bits_per_byte(text, pilot), error=error)
 
 
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
@@ -230,10 +234,18 @@ def copied(text: Text, size: Size) -> float:
     return able * repeats * learned if size.n_layer > 1 else 0.0
 
 
+def far(text: Text, size: Size) -> float:
+    """Return the share of the loss that a context beyond NEAR tokens saves."""
+    doublings = math.log2(min(max(size.block_size, NEAR), FAR) / NEAR)
+    learned = min(FAR_DOUBLINGS, max(0.0, math.log2(worth(text, size, NEW_REPEATS) / FAR_FROM)))
+    return doublings * learned * (FAR_SAVES + FAR_COPIES * max(0.0, REPEATING - text.xz / text.kneser_ney))
+
+
 def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
     """Return the expected bits per byte of the validation text."""
     lacks = sum(factor * term for factor, term in zip(by.factors, terms(text, size, by), strict=True))
-    return text.level * (1 - copied(text, size)) * counted(text, size) * (by.floor + lacks)
+    saved = (1 - copied(text, size)) * (1 - far(text, size))
+    return text.level * saved * counted(text, size) * (by.floor + lacks)
 
 
 def usual_density(vocabulary: int) -> float:

@@ -141,7 +141,7 @@ def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Har
 
 def piloted(config: TrainConfig, prepared: Prepared, hardware: Hardware, processes: Processes) -> float:
     """Train on a text; return the bits per byte of a part of its validation text."""
-    part = part_of(prepared.val)
+    part = part_of(prepared.val, config.model.block_size)
     config.trainer.compile = "off"
     state = tried(config, replace(prepared, val=part), hardware, processes, [])
     tokens, n_bytes = part.predicted(config.model.block_size)

@@ -16,7 +16,7 @@ from minigpt.data.tokenizer import build_tokenizer
 from minigpt.training.step import LanguageModel
 
 WARM_UP_STEPS, STRETCHES = 2, 5
-PARTS, PART_TOKENS = 512, 128  # many small pieces: what differs between documents is averaged
+PART_TOKENS, PIECE_TOKENS = 1 << 16, 128  # many small pieces: what differs between documents is averaged
 
 
 def noise(vocab_size: int, least: int) -> Prepared:
@@ -28,10 +28,11 @@ def noise(vocab_size: int, least: int) -> Prepared:
     return Prepared(Path(), tokenizer, split, split, "", {})
 
 
-def part_of(split: Split) -> TokenSplit:
-    """Return at most PARTS pieces of PART_TOKENS of a split, spread evenly over it."""
-    length = min(PART_TOKENS, len(split))
-    starts = np.unique(np.linspace(0, len(split) - length, min(PARTS, len(split) // length), dtype=np.int64))
+def part_of(split: Split, context: int) -> TokenSplit:
+    """Return about PART_TOKENS of a split at most, in pieces spread evenly over it that fill a context."""
+    length = min(max(PIECE_TOKENS, context), len(split))
+    parts = min(max(1, PART_TOKENS // length), len(split) // length)
+    starts = np.unique(np.linspace(0, len(split) - length, parts, dtype=np.int64))
     tokens = split.windows(starts, length).ravel()
     return TokenSplit("val", split.tokenizer, [tokens], split.tokenizer.count_bytes(tokens), "")
 

