@@ -86,6 +86,7 @@ def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
     assert max(size.vocab_size for size in candidates(PYTHON)) == 8192
     shortest = Text(LEAST_BYTES, 2.5, 3.0)
     assert {size.vocab_size for size in candidates(shortest)} == {512}  # bpe has 256 bytes and end-of-text at least
+    assert {size.block_size for size in candidates(shortest)} == {128}  # its validation text fills no longer one
 
 
 def test_a_7_gram_that_learns_faster_than_a_gpt_can_is_not_followed():

@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from minigpt.data.shards import TokenSplit
+from minigpt.data.tokenizer import build_tokenizer
 from minigpt.training import speed
 from minigpt.training.step import LanguageModel
 
@@ -21,3 +24,11 @@ def test_a_pause_of_the_machine_does_not_count(monkeypatch, seconds_of_a_step):
         now[0] += seconds_of_a_step + (0.7 if module.state.step == 9 else 0.0)
     assert watch.steps_per_second == pytest.approx(1 / seconds_of_a_step)
     assert module.state.step >= speed.WARM_UP_STEPS + 1
+
+
+@pytest.mark.parametrize(("context", "length", "pieces"), [(64, 128, 512), (512, 512, 128)])
+def test_the_pieces_that_judge_a_pilot_fill_its_context(context, length, pieces):
+    tokens = np.arange(300_000, dtype=np.uint32) % 251
+    part = speed.part_of(TokenSplit("val", build_tokenizer("byte"), [tokens], len(tokens), ""), context)
+    windows = part.tokens(0, len(part)).reshape(pieces, length).astype(int)
+    assert (np.diff(windows, axis=1) % 251 == 1).all()  # each is a passage of the text
