@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minigpt.attention import functional
 from minigpt.attention.functional import (
     attention_weights,
     explicit_attention,
@@ -172,7 +173,9 @@ def test_heads_are_cut_from_the_width_not_from_the_tokens():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("S", [5, 8])
-def test_explicit_causal_attention_is_explicit_attention_under_the_causal_mask(dtype, S):
+@pytest.mark.parametrize("whole", [256, 2], ids=["whole", "in blocks"])
+def test_explicit_causal_attention_is_explicit_attention_under_the_causal_mask(monkeypatch, dtype, S, whole):
+    monkeypatch.setattr(functional, "WHOLE", whole)
     torch.manual_seed(4)
     q, k, v = (torch.randn(2, 3, n, 11, dtype=dtype, requires_grad=True) for n in (5, S, S))
     with torch.inference_mode():  # what sampling makes first, training uses afterwards
