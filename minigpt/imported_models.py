@@ -92,10 +92,9 @@ def hub_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # of httpx, of the hub, of the disk
         reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-        raise UserFault(
-            f"'{name}' is no folder here (looked from {os.getcwd()}), and Hugging Face's hub does not give a "
-            f"model of this name: {reason}. Give a run, a checkpoint or a model's folder"
-        ) from None
+        wrong = f"'{name}' is no folder here (looked from {os.getcwd()})"
+        why = f"Hugging Face's hub does not give a model of this name: {reason}"
+        raise UserFault(f"{wrong}, and {why}. Give a run, a checkpoint or a model's folder") from None
 
 
 def imported_settings(path: Path) -> tuple[dict[str, Any], int] | None:
@@ -167,10 +166,8 @@ def load_nanogpt(path: Path) -> dict[str, Any]:
         reason = "it holds no model_args and model"
     except Exception as error:  # of torch, zip and pickle
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    raise UserFault(
-        f"{path} is not nanoGPT's ckpt.pt, or cut or damaged ({reason}). Other files of torch.save hold pickles, which "
-        "could run any code: they are not read"
-    )
+    others = "Other files of torch.save hold pickles, which could run any code: they are not read"
+    raise UserFault(f"{path} is not nanoGPT's ckpt.pt, or cut or damaged ({reason}). {others}")
 
 
 def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:

@@ -46,10 +46,9 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
                 done, proved = done + 1, proved or newest != "none"
                 print(f"Kill {done:>3}       newest checkpoint {newest}", flush=True)
             if not proved:
+                wrong = "the training was never killed after its first checkpoint: nothing is proved"
                 remedy = "Train longer or save more often: trainer.max_steps=N checkpoint.every_steps=N"
-                raise UserFault(
-                    f"the training was never killed after its first checkpoint: nothing is proved. {remedy}"
-                )
+                raise UserFault(f"{wrong}. {remedy}")
             _train(command, killed)
     except StoppedEarly:
         shutil.rmtree(folder, ignore_errors=True)

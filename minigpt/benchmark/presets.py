@@ -50,10 +50,9 @@ def read_benchmark(arguments: Sequence[str]) -> tuple[BenchmarkConfig, list[str]
     """Return the checked settings of a benchmark, and the words of `minigpt train` that all its trainings share."""
     refused = [argument for argument in arguments if argument.startswith(TAKEN)]
     if refused:
-        raise UserFault(
-            f"{refused[0]}: a benchmark makes its text and trains in a temporary folder on one device. Leave it out; "
-            "preset=NAME chooses the size, steps=N the length. benchmarks/scaling.py measures several devices"
-        )
+        wrong = f"{refused[0]}: a benchmark makes its text and trains in a temporary folder on one device"
+        remedy = "Leave it out; preset=NAME chooses the size, steps=N the length"
+        raise UserFault(f"{wrong}. {remedy}. benchmarks/scaling.py measures several devices")
     name = next((word.partition("=")[2] for word in reversed(arguments) if word.startswith("preset=")), "c0")
     settings = PRESETS.get(name, PRESETS["c0"]).settings
     config: BenchmarkConfig = compose("benchmark", [*settings, *arguments])

@@ -167,10 +167,8 @@ def _of_experiment(request: Request, name: str) -> dict[str, Any]:
         raise UserFault(f"init.experiment={shown(name)} is no experiment. `minigpt train --help` lists them")
     first = flatten(compose_files("train", {"experiment": name}, folder), settings(cls))
     if first.get("init.experiment") is not None:
-        remedy = f"Type minigpt train experiment={name}, then give init.from=ITS_RUN"
-        raise UserFault(
-            f"init.experiment={name} starts from init.experiment={first['init.experiment']} itself. {remedy}"
-        )
+        wrong = f"init.experiment={name} starts from init.experiment={first['init.experiment']} itself"
+        raise UserFault(f"{wrong}. Type minigpt train experiment={name}, then give init.from=ITS_RUN")
     return {key: first.get(key, settings(cls)[key].default) for key in _of_weights(cls)}
 
 

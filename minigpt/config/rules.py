@@ -94,10 +94,9 @@ def texts_are_there(
     elif not mix and name in ("text", "chat") and not source:
         yield f"data={name} needs your {'text' if name == 'text' else 'conversations'}. Add data.source=FILE_OR_DIR."
     elif not mix and name not in ("text", "chat") and (val_source or (source and name != "shakespeare_char")):
-        yield (
-            f"data={name} would ignore data.source and data.val_source. To train on your text, add experiment=text "
-            "(about a minute), budget=20min (sized for your time), or data=text (with settings of your own)."
-        )
+        choices = "experiment=text (about a minute), budget=20min (sized for your time), or data=text"
+        remedy = f"To train on your text, add {choices} (with settings of your own)."
+        yield f"data={name} would ignore data.source and data.val_source. {remedy}"
     for source, share in mix.items():
         if not share > 0:
             yield f"data.mix gives {shown(display_name(source))} the share {share:g}; wanted a number above 0."
@@ -254,10 +253,8 @@ def budgets_are_for_texts(
 @rule("budget", "sweep.metric")
 def trainings_are_alike(budget: str | None, _: object) -> Iterator[str]:
     if budget:
-        wrong = (
-            f"budget={budget} sizes each training by itself, and verify-resume and sweeps need trainings of one size"
-        )
-        yield f"{wrong}. Give the settings that minigpt train budget={budget} prints."
+        wrong = "sizes each training by itself, and verify-resume and sweeps need trainings of one size"
+        yield f"budget={budget} {wrong}. Give the settings that minigpt train budget={budget} prints."
 
 
 # --- the server ---

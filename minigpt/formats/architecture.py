@@ -37,10 +37,9 @@ def family_of(config: ModelConfig) -> str:
         shape = "Llama's or Qwen's (norm=rmsnorm attention=rotary qk_norm=none|rmsnorm activation=swiglu bias=none)"
     if wrong := [key for key, fits in wanted.items() if not fits]:
         named = ", ".join(f"{key}={getattr(config, key.removeprefix('model.'))}" for key in wrong)
-        raise UserFault(
-            f"no architecture that other programs know computes {named}: nothing was written. The nearest shape is "
-            f"{shape}. Train with it, as model=gpt2 or model=qwen3-nano do"
-        )
+        lacking = f"no architecture that other programs know computes {named}: nothing was written"
+        remedy = "Train with it, as model=gpt2 or model=qwen3-nano do"
+        raise UserFault(f"{lacking}. The nearest shape is {shape}. {remedy}")
     return family
 
 

@@ -83,9 +83,8 @@ def to_ours(
     if tied is not None and not torch.equal(tied, ours["token_embedding.weight"]):
         raise UserFault(f"{origin}: its config.json ties lm_head.weight to the embedding, and the two differ")
     if unread:
-        raise UserFault(
-            f"{origin} holds {shown(min(unread))}, which is no part of the model that its config.json names"
-        )
+        strange = shown(min(unread))
+        raise UserFault(f"{origin} holds {strange}, which is no part of the model that its config.json names")
     return ours
 
 
@@ -135,10 +134,9 @@ def imported_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
     except UserFault as fault:
         return NoTokenizer(str(fault), file.is_file())
     if tokenizer.vocab_size > vocab_size:
-        raise UserFault(
-            f"{path}: its tokenizer has {tokenizer.vocab_size:,} tokens and its model a vocab_size of {vocab_size:,}: "
-            "they don't belong together. Put the model's own tokenizer there, or remove this one"
-        )
+        wrong = f"its tokenizer has {tokenizer.vocab_size:,} tokens and its model a vocab_size of {vocab_size:,}"
+        remedy = "Put the model's own tokenizer there, or remove this one"
+        raise UserFault(f"{path}: {wrong}: they don't belong together. {remedy}")
     return tokenizer
 
 

@@ -101,10 +101,8 @@ def plan(config: PlanConfig, say: Say = print) -> None:
         f"Memory     about {size_text(memory.peak)} per device at the most (estimate): {by_part(memory)}",
     ]
     if most := most_tokens_per_second(config, choices, hardware, V):
-        lines.append(
-            f"Speed      at most {most:,.0f} tokens/s (roofline of this card: products and update at its published "
-            "peaks; not measured)"
-        )
+        roofline = "roofline of this card: products and update at its published peaks; not measured"
+        lines.append(f"Speed      at most {most:,.0f} tokens/s ({roofline})")
     lines.append(f"Verdict    it {'fits' if memory.peak <= usable else f'does NOT fit. {REMEDIES}'}")
     say("\n".join(lines))
 
@@ -115,9 +113,8 @@ def _hardware(config: PlanConfig) -> Hardware:
         return find_device(config)
     device, card = "cpu" if config.trainer.device == "cpu" else "cuda", card_of(config.card or "")
     if config.card and card is None:
-        raise UserFault(
-            f"card={config.card} is not in our table of cards. Use memory=GB instead, or a name such as H100"
-        )
+        remedy = "Use memory=GB instead, or a name such as H100"
+        raise UserFault(f"card={config.card} is not in our table of cards. {remedy}")
     memory = config.memory or (card and card.memory) or 0.0
     has_bf16 = not re.search("V100|T4", config.card or "")
     return Hardware(device, config.card or f"{device} device", usable_cores(), has_bf16, int(1e9 * memory))

@@ -74,6 +74,5 @@ def refuse_too_long(turn: Turn, block_size: int, max_new_tokens: int) -> None:
     room = block_size - min(max_new_tokens, block_size // 4)
     if len(turn.tokens) > room:
         kept = f", of which {block_size - room:,} are for the answer" if room < block_size else ""
-        raise ConversationTooLong(
-            f"the model reads {block_size:,} tokens{kept}; these messages have {len(turn.tokens):,}. Send a shorter one"
-        )
+        wrong = f"the model reads {block_size:,} tokens{kept}; these messages have {len(turn.tokens):,}"
+        raise ConversationTooLong(f"{wrong}. Send a shorter one")

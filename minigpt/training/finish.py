@@ -79,10 +79,9 @@ def keep_token_losses(job: TrainingJob) -> None:
 def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
     """Refuse to call a run finished if the guard has skipped every one of its steps."""
     if state.step and state.bad_steps == state.step:
-        raise NonFiniteTraining(
-            f"every one of the {state.step:,} steps was skipped: nothing was learned. Look at the data, or use a "
-            f"lower optimizer.lr (now {config.optimizer.lr:g}) or trainer.precision=fp32"
-        )
+        lower = f"a lower optimizer.lr (now {config.optimizer.lr:g}) or trainer.precision=fp32"
+        wrong = f"every one of the {state.step:,} steps was skipped: nothing was learned"
+        raise NonFiniteTraining(f"{wrong}. Look at the data, or use {lower}")
 
 
 def print_results(run: RunDirectory, seconds: float | None = None) -> None:

@@ -74,10 +74,8 @@ class Questions:
             remedy = f"Add trainer.micro_batch={answers}"
             if choices.micro_batch * choices.accumulate % answers:  # of a device
                 remedy = f"Use batch_tokens={answers * choices.devices * self.config.model.block_size}, or a multiple"
-            raise UserFault(
-                f"a micro-batch of {choices.micro_batch} sequences does not hold whole groups of "
-                f"objective.answers={answers}. {remedy}"
-            )
+            wrong = f"a micro-batch of {choices.micro_batch} sequences does not hold whole groups"
+            raise UserFault(f"{wrong} of objective.answers={answers}. {remedy}")
 
     def __iter__(self) -> Iterator[list[CheckedQuestion]]:
         for index in itertools.count(self.start_step * self.choices.accumulate):

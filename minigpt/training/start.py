@@ -55,20 +55,18 @@ def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepa
     if saved is not None and not moved and (known := open_prepared(config.data.dir, saved, config.data.mix)):
         tell(f"data: {known.folder}: the tokens that this run began with")
         if changed := changed_sources(config.data, known):
-            tell(
-                f"Note: {', '.join(changed)} has changed, or is gone, since this run began. The run continues with its "
-                "own tokens; a new run (run.dir=NEW_DIR) takes the text as it is now."
-            )
+            what = f"{', '.join(changed)} has changed, or is gone, since this run began"
+            new = "a new run (run.dir=NEW_DIR) takes the text as it is now"
+            tell(f"Note: {what}. The run continues with its own tokens; {new}.")
         return known
     prepared = prepare(config.data, config.tokenizer, given=given_tokenizer(config, path))
     if saved is not None and saved != prepared.facts and moved:
         others = ", ".join(str(change) for change in changes if change.key.startswith("data."))
         raise UserFault(f"run.dir={path} was begun with other data ({others}). Use that, or run.dir=NEW_DIR")
     if saved is not None and saved != prepared.facts:
-        raise UserFault(
-            f"the data has changed since the run {path} began, and its tokens are no longer in "
-            f"data.dir={config.data.dir}. Put the old text back, or start another run with run.dir=NEW_DIR"
-        )
+        wrong = f"the data has changed since the run {path} began, and its tokens are no longer in"
+        remedy = "Put the old text back, or start another run with run.dir=NEW_DIR"
+        raise UserFault(f"{wrong} data.dir={config.data.dir}. {remedy}")
     return prepared
 
 
@@ -140,11 +138,10 @@ def refuse_other_tokenizer(config: TrainConfig, known: Tokenizer, tokenizer: Tok
     if tokenizer.hash not in (known.hash, with_roles(known).hash):
         is_other_kind = known.name != tokenizer.name
         remedy = f"Use tokenizer={known.name}" if is_other_kind else "Give it as text, not as tokens: data.source=FILE"
-        raise UserFault(
-            f"{source}: its weights know a {known.name} tokenizer of {known.vocab_size:,} tokens (SHA-256 "
-            f"{known.hash[:12]}), and this data has a {tokenizer.name} tokenizer of {tokenizer.vocab_size:,} "
-            f"({tokenizer.hash[:12]}): the same numbers would be other text. {remedy}"
-        )
+        has = f"a {known.name} tokenizer of {known.vocab_size:,} tokens (SHA-256 {known.hash[:12]})"
+        got = f"a {tokenizer.name} tokenizer of {tokenizer.vocab_size:,} ({tokenizer.hash[:12]})"
+        wrong = f"its weights know {has}, and this data has {got}: the same numbers would be other text"
+        raise UserFault(f"{source}: {wrong}. {remedy}")
     if count > 0 and config.objective.name == "grpo":
         remedy = "Teach it conversations first: data=tasks without objective=grpo"
         raise UserFault(f"{source} lacks {count} control tokens, and no answer would be right. {remedy}")

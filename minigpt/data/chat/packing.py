@@ -118,10 +118,9 @@ class ConversationSplit:
         if not len(self.learned_tokens(block_size)):
             places = np.flatnonzero(self.answers)
             nearest = (places - self._begins[np.searchsorted(self._begins, places, side="right") - 1]).min()
-            raise UserFault(
-                f"no answer of the {self.name} split begins within model.block_size={block_size}: nothing is left to "
-                f"predict. Use model.block_size={nearest} or more, or shorter conversations"
-            )
+            wrong = f"no answer of the {self.name} split begins within model.block_size={block_size}"
+            remedy = f"Use model.block_size={nearest} or more, or shorter conversations"
+            raise UserFault(f"{wrong}: nothing is left to predict. {remedy}")
 
     def passes(self, n_tokens: int, block_size: int) -> float:
         """Return how many times so many tokens of training, also without weight, pass over the split."""

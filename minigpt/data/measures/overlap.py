@@ -49,10 +49,8 @@ def overlap_warning(summary: dict[str, Any]) -> str | None:
     share = summary.get("overlap", {}).get("share") or 0.0
     if share <= TOO_MUCH:
         return None
-    return (
-        f"the validation loss is too good to be true: {share:.0%} of that text stands in the training text, too. "
-        "Remove the copies, or validate on another text: data.val_source=FILE"
-    )
+    wrong = f"the validation loss is too good to be true: {share:.0%} of that text stands in the training text, too"
+    return f"{wrong}. Remove the copies, or validate on another text: data.val_source=FILE"
 
 
 def overlap(train: Split, val: Split) -> dict[str, Any]:

@@ -43,10 +43,8 @@ def _processes(count: int) -> Iterator[Map]:
             while futures:
                 yield futures.popleft().result()
         except BrokenProcessPool:
-            raise UserFault(
-                "a process that prepares the text was killed. If memory is short, use fewer: prepare.workers=1. The "
-                "same command continues: finished units are kept"
-            ) from None
+            wrong = "a process that prepares the text was killed. If memory is short, use fewer: prepare.workers=1"
+            raise UserFault(f"{wrong}. The same command continues: finished units are kept") from None
 
     try:
         yield mapped

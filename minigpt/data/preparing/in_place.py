@@ -28,10 +28,8 @@ def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeni
         folder = path.parent
         raise UserFault(f"{folder} holds tokens that minigpt has prepared. Name the folder: data.mix={folder}:1")
     if (stated is None or stated.name in ("byte", "gpt2")) and path.with_name("meta.pkl").exists():
-        raise UserFault(
-            f"{path} holds tokens of an alphabet of its own, in meta.pkl, a pickle, which is never opened: "
-            "prepare their text with tokenizer=char"
-        )
+        wrong = "holds tokens of an alphabet of its own, in meta.pkl, a pickle, which is never opened"
+        raise UserFault(f"{path} {wrong}: prepare their text with tokenizer=char")
     if stated is None and header and header[0] == "uint16":
         return build_tokenizer("gpt2")
     if stated is None:

@@ -144,10 +144,9 @@ def _prepare_mix(
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
             got, wanted = (f"{tokens.name}, SHA-256 {tokens.hash[:12]}" for tokens in (part.tokenizer, given))
-            raise UserFault(
-                f"data.mix: {name} holds tokens of the tokenizer {got}; the first source has {wanted}, and "
-                f"tokenizer={tokenizer.name} is set. Name its text instead, or prepare all with one tokenizer"
-            )
+            wrong = f"data.mix: {name} holds tokens of the tokenizer {got}; the first source has {wanted}"
+            remedy = "Name its text instead, or prepare all with one tokenizer"
+            raise UserFault(f"{wrong}, and tokenizer={tokenizer.name} is set. {remedy}")
         parts[name] = part
     return mixed(parts, dict(zip(parts, data.mix.values(), strict=True)), data.dir)
 
@@ -306,10 +305,9 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
     border = 1.0 if rule in ("source", "names") else fraction * HASHES
     if rule == "content" and not corpus.options.chat and not is_fair:
         rule = "tail"
-        notes.append(
-            f"split by whole documents, validation has {counts['val_bytes']:,} of {counts['bytes']:,} bytes: the text "
-            "is cut near its end instead; data.val_source=FILE chooses what to validate on"
-        )
+        share = f"{counts['val_bytes']:,} of {counts['bytes']:,} bytes"
+        instead = "the text is cut near its end instead; data.val_source=FILE chooses what to validate on"
+        notes.append(f"split by whole documents, validation has {share}: {instead}")
     if rule == "tail":
         border = int(counts["characters"] * (1 - fraction))
     starts = [0, *itertools.accumulate(scan.counts["characters"] for scan in scans)]

@@ -35,10 +35,8 @@ def read_parquet(file: File, options: ReadOptions, begin: int = 0, end: int | No
     except UnicodeDecodeError as error:
         raise BadFile(f"{file}, row {row:,}: {error}. To read bad bytes as U+FFFD: data.errors=replace") from None
     except (pyarrow.ArrowException, OSError, MemoryError, OverflowError) as error:
-        raise BadFile(
-            f"{file} is cut, damaged or no Parquet file ({' '.join(str(error).split())[:200]}); get it again, or "
-            f"leave it out: {file.remedy}"
-        ) from None
+        wrong = f"{file} is cut, damaged or no Parquet file ({' '.join(str(error).split())[:200]})"
+        raise BadFile(f"{wrong}; get it again, or leave it out: {file.remedy}") from None
 
 
 def _check_column(file: File, key: str, schema: Any) -> None:

@@ -102,10 +102,9 @@ def gpt2_ranks() -> list[bytes]:
     try:
         content = tiktoken.load.read_file_cached(GPT2_URL, GPT2_SHA256).decode()
     except (OSError, ValueError) as error:
-        raise UserFault(
-            f"tokenizer=gpt2 needs GPT-2's merges, and {GPT2_URL} can't be fetched ({error}). Name tiktoken's cache "
-            "folder in TIKTOKEN_CACHE_DIR, or use tokenizer=bpe"
-        ) from None
+        wrong = f"tokenizer=gpt2 needs GPT-2's merges, and {GPT2_URL} can't be fetched ({error})"
+        remedy = "Name tiktoken's cache folder in TIKTOKEN_CACHE_DIR, or use tokenizer=bpe"
+        raise UserFault(f"{wrong}. {remedy}") from None
     merges = [line.split() for line in content.split("\n")[1:-1]]  # the first line is a version, the last one empty
     return [bytes([b]) for b in GPT2_BYTES] + [bytes(CHARACTER_TO_BYTE[c] for c in a + b) for a, b in merges]
 
