@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from minigpt.config.convert import seconds_of, shown
-from minigpt.config.schema import SHARDED
+from minigpt.config.schema import CONVERSATIONS, SHARDED
 from minigpt.config.sources import display_name, expand, from_here, missing
 
 Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each fault
@@ -128,7 +128,7 @@ def tokenizer_file_is_used(name: str, file: str | None, eot: str | None) -> Iter
 
 @rule("data.name", "tokenizer.name", "data.mask_documents", "data.mix")
 def documents_have_ends(name: str, tokenizer: str, mask_documents: bool, mix: Mapping[str, float]) -> Iterator[str]:
-    conversations = name in ("chat", "tasks")
+    conversations = name in CONVERSATIONS
     if tokenizer == "char" and (conversations or mask_documents):
         given = f"data={name}" if conversations else "data.mask_documents=true"
         yield f"{given} needs control tokens such as end-of-text, and tokenizer=char has none. Use tokenizer=byte."
@@ -244,7 +244,7 @@ def budgets_are_times(budget: str | None) -> Iterator[str]:
 def budgets_are_for_texts(
     budget: str | None, name: str, mix: Mapping[str, float], source: str | None, *others: str | None
 ) -> Iterator[str]:
-    if budget and (name in ("chat", "tasks") or mix or source or others != (None, "none", "next_token")):
+    if budget and (name in CONVERSATIONS or mix or source or others != (None, "none", "next_token")):
         remedy = "Leave it out and give trainer.max_steps"
         yield f"budget={budget} sizes a new model for one text, not for weights, conversations or data.mix. {remedy}."
 

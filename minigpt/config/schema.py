@@ -14,6 +14,7 @@ from minigpt.config.setting import setting
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Toggle = Literal["auto", "on", "off"]
 SHARDED = ("fsdp", "hsdp")  # strategies under which a device holds a part of the weights
+CONVERSATIONS = ("chat", "tasks")  # names of data of which only the answers are learned
 Which = Literal["best", "latest"]
 
 # Retired settings and commands -> the sentence with which they are refused until version 1.0: what to do instead.

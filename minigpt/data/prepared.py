@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minigpt.config.schema import CONVERSATIONS
 from minigpt.data.chat.packing import ConversationSplit, Split
 from minigpt.data.measures.overlap import overlap, overlap_lines
 from minigpt.data.shards import fingerprint, mix_splits, open_split
@@ -17,7 +18,6 @@ from minigpt.files import lock, read_json, write_json
 from minigpt.screen import tell
 
 FORMAT = "minigpt-prepared-2"
-CONVERSATIONS = ("chat", "tasks")  # data.name
 
 
 class DamagedShards(UserFault):
@@ -121,14 +121,6 @@ def locked(folder: Path) -> Iterator[None]:
         for left_over in folder.rglob("*.tmp") if held else ():
             left_over.unlink(missing_ok=True)
         yield
-
-
-def describe_briefly(prepared: Prepared) -> Iterator[str]:
-    """Yield a line for each prepared folder, and what the splits have in common."""
-    for part in prepared.parts.values() or [prepared]:
-        sizes = f"{len(part.train):,} tokens to train on, {len(part.val):,} to validate on"
-        yield f"{part.folder}: {sizes} ({part.summary['split']})"
-    yield from (f"overlap: {line}" for line in overlap_lines(prepared.summary))
 
 
 def describe(prepared: Prepared) -> list[str]:

@@ -13,6 +13,7 @@ import yaml
 from numpy.typing import NDArray
 
 from minigpt.config.convert import flatten
+from minigpt.config.schema import CONVERSATIONS
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
@@ -187,7 +188,7 @@ def to_type(settings: Mapping[str, Any], command: str = "") -> list[str]:
 
     A budget is for a new model of one text.
     """
-    is_chat, is_tuned = settings.get("data.name") in ("chat", "tasks"), settings.get("init.from")
+    is_chat, is_tuned = settings.get("data.name") in CONVERSATIONS, settings.get("init.from")
     is_open = not ("budget=" in command or is_chat or is_tuned or mixed(settings))
     decays = (settings.get("optimizer.weight_decay") or 0) >= 1
     return [SIZED] * is_open + [DECAYED] * (not decays)

@@ -4,10 +4,9 @@ import shlex
 import time
 from collections.abc import Callable
 
-from minigpt.config.schema import TrainConfig
+from minigpt.config.schema import CONVERSATIONS, TrainConfig
 from minigpt.data.measures.baselines import baselines
 from minigpt.data.measures.overlap import overlap_warning
-from minigpt.data.prepared import CONVERSATIONS
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.ranks.slurm import requeue

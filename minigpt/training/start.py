@@ -7,9 +7,9 @@ from minigpt.checkpoint.adapters import read_adapter
 from minigpt.checkpoint.contents import MODEL, read_tensors
 from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.config.run_names import Change, differences
-from minigpt.config.schema import TrainConfig
+from minigpt.config.schema import CONVERSATIONS, TrainConfig
 from minigpt.data.chat.roles import with_roles
-from minigpt.data.prepared import CONVERSATIONS, Prepared, open_prepared
+from minigpt.data.prepared import Prepared, open_prepared
 from minigpt.data.preparing.prepare import changed_sources, prepare
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault

@@ -19,22 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
+from minigpt.config.schema import CONVERSATIONS, DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import display_name
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.chat.tasks import VERSION
-from minigpt.data.measures.overlap import overlap
-from minigpt.data.prepared import (
-    CONVERSATIONS,
-    FORMAT,
-    DamagedShards,
-    Prepared,
-    describe_briefly,
-    locked,
-    mixed,
-    open_folder,
-    read_prepared,
-)
+from minigpt.data.measures.overlap import overlap, overlap_lines
+from minigpt.data.prepared import FORMAT, DamagedShards, Prepared, locked, mixed, open_folder, read_prepared
 from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
 from minigpt.data.preparing.units import UNITS, Scan, SplitPlan, Unit, encode_unit, scan_unit, units_of
@@ -56,10 +46,13 @@ LEARN_BYTES = 1 << 11  # of training text, about, for each token of a BPE vocabu
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, **options: Any) -> Prepared:
-    """Call `find_or_make`, and describe the tokens in a line or two."""
+    """Call `find_or_make`, and print a line about each prepared folder and what the splits have in common."""
     prepared = find_or_make(data, tokenizer, **options)
-    for line in describe_briefly(prepared):
-        tell(f"data: {line}")
+    for part in prepared.parts.values() or [prepared]:
+        sizes = f"{len(part.train):,} tokens to train on, {len(part.val):,} to validate on"
+        tell(f"data: {part.folder}: {sizes} ({part.summary['split']})")
+    for line in overlap_lines(prepared.summary):
+        tell(f"data: overlap: {line}")
     return prepared
 
 
