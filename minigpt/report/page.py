@@ -14,26 +14,11 @@ from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure
 from minigpt.files import write_file
 from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_metric, draw_positions, svg
-from minigpt.report.record import (
-    Record,
-    advice,
-    best_row,
-    column,
-    number,
-    read_record,
-    source_losses,
-    text_of,
-    training_seconds,
-    verdict,
-)
+from minigpt.report.record import Record, advice, best_row, column, number, read_record, source_losses, text_of, verdict
 from minigpt.screen import duration, short_number
 
 SAMPLES_SHOWN = 4  # side by side; the others fold away
-SMALL_CHARTS = {
-    "lr": "learning rate",
-    "train/grad_norm": "gradient norm",
-    "tokens_per_second": "tokens/s",
-}
+SMALL_CHARTS = {"lr": "learning rate", "train/grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
 LAYER_CHARTS = {"train/grad_norm/": "Norm of the gradient", "train/update/": "Size of a step's update, |ΔW| / |W|"}
 # No script can run, whatever a sample or a setting holds.
 PAGE = """<!doctype html>
@@ -118,6 +103,13 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
     if len(speeds):
         note = f"MFU {statistics.median(uses):.1%}" if len(uses) and statistics.median(uses) >= 0.001 else ""
         yield short_number(statistics.median(speeds)), "tokens per second", note
+
+
+def training_seconds(rows: list[dict[str, Any]]) -> float:
+    """Return the total training time. The rows' clock may begin again at 0 when a run is continued."""
+    clock = np.array([row["seconds"] for row in rows if number(row.get("seconds")) is not None], dtype=float)
+    passed = np.diff(clock, prepend=0.0)
+    return float(np.where(passed >= 0, passed, clock).sum())
 
 
 def charts(record: Record) -> str:

@@ -209,13 +209,6 @@ def text_of(config: dict[str, Any]) -> str:
     return ", ".join(mixed(config)) or str(config.get("data.source") or config.get("data.name", "?"))
 
 
-def training_seconds(rows: list[Row]) -> float:
-    """Return the total training time. The rows' clock may begin again at 0 when a run is continued."""
-    clock = np.array([row["seconds"] for row in rows if number(row.get("seconds")) is not None], dtype=float)
-    passed = np.diff(clock, prepend=0.0)
-    return float(np.where(passed >= 0, passed, clock).sum())
-
-
 def nats_per_bit(rows: list[Row]) -> float | None:
     """Return how many nats per token are one bit per byte, which depends on tokenizer and split; None if unknown."""
     row = best_row([row for row in rows if number(row.get("val/bits_per_byte"))])

@@ -5,7 +5,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_losses, draw_metric, smooth
-from minigpt.report.record import best_row, column, read_record, training_seconds
+from minigpt.report.page import training_seconds
+from minigpt.report.record import best_row, column, read_record
 from tests.units.report.run_folder import write_run
 
 
