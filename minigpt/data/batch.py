@@ -5,6 +5,7 @@ millisecond, hundreds of times as fast as a model trains on it (docs/PERFORMANCE
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -98,20 +99,14 @@ class MicroBatches:
     def __getitem__(self, index: int) -> Batch:
         """Return the batch of (micro_batch, block_size) tokens with this number."""
         step, part = divmod(index, self.accumulate)
-        starts = self.split.window_starts(
-            batch_of_step(step, self.skipped_batches),
-            seed=self.seed,
-            block_size=self.block_size,
-            sequences=self.accumulate * self.world_size * self.micro_batch,
-        )
-        rank_starts = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
+        shape = (self.accumulate, self.world_size, self.micro_batch)
+        order = {"seed": self.seed, "block_size": self.block_size, "sequences": math.prod(shape)}
+        starts = self.split.window_starts(batch_of_step(step, self.skipped_batches), **order)
+        rank_starts = starts.reshape(shape)[part, self.rank]
         windows = torch.from_numpy(self.split.windows(rank_starts, self.block_size + 1))
         weights = self.split.weights(rank_starts + 1, self.block_size)
-        batch = Batch(
-            windows[:, :-1].contiguous(),
-            windows[:, 1:].contiguous(),
-            None if weights is None else torch.from_numpy(weights),
-        )
+        tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        batch = Batch(tokens, targets, None if weights is None else torch.from_numpy(weights))
         return batch if self.document_end is None else mask_between_documents(batch, self.document_end)
 
 

@@ -194,15 +194,11 @@ def open_split(folder: Path, name: str, tokenizer: Tokenizer) -> TokenSplit:
 def mix_splits(parts: dict[str, TokenSplit], shares: Mapping[str, float]) -> TokenSplit:
     """Return one split of several sources, one source behind the other; the shares are relative to their sum."""
     first, total = next(iter(parts.values())), sum(shares[name] for name in parts)
-    return TokenSplit(
-        first.name,
-        first.tokenizer,
-        [array for part in parts.values() for array in part.arrays],
-        sum(part.bytes for part in parts.values()),
-        fingerprint([part.fingerprint for part in parts.values()]),
-        parts=parts,
-        shares={name: shares[name] / total for name in parts},
-    )
+    relative = {name: shares[name] / total for name in parts}
+    arrays = [array for part in parts.values() for array in part.arrays]
+    n_bytes = sum(part.bytes for part in parts.values())
+    whole = fingerprint([part.fingerprint for part in parts.values()])
+    return TokenSplit(first.name, first.tokenizer, arrays, n_bytes, whole, parts=parts, shares=relative)
 
 
 def shard_name(split: str, number: int) -> str:

@@ -19,6 +19,11 @@ def learning(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
+def adam_options(config: OptimizerConfig) -> dict[str, Any]:
+    """Return what Adam's update needs."""
+    return {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
+
+
 def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
     """Return AdamW with weight decay on matrices only (embeddings included), not on biases and norms.
 
@@ -27,13 +32,8 @@ def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Opt
     matrices = [parameter for parameter in learning(model) if parameter.dim() >= 2]
     vectors = [parameter for parameter in learning(model) if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [group | {"initial_lr": config.lr} for group in groups if group["params"]],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
+    filled = [group | {"initial_lr": config.lr} for group in groups if group["params"]]
+    return torch.optim.AdamW(filled, fused=True, **adam_options(config))
 
 
 def muon(
@@ -52,15 +52,13 @@ def muon(
     return Muon(
         blocks,
         [parameter for parameter in learning(model) if parameter not in in_blocks],
-        lr=config.lr,
         matrix_lr=config.matrix_lr,
         momentum=config.momentum,
         products={"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32),
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
         parts=parts,
         group=group,
+        weight_decay=config.weight_decay,
+        **adam_options(config),
     )
 
 

@@ -48,11 +48,7 @@ def validate(
     val, is_mixture = job.prepared.val, bool(job.prepared.parts)
     scores = {name: score_split(gpt, split, job, choices, layout) for name, split in val.parts.items()}
     score = mean_score(scores, val.shares) if is_mixture else scores[val.name]
-    columns: dict[str, Any] = {
-        "val/loss": score.loss,
-        "val/perplexity": score.perplexity,
-        "val/bits_per_byte": score.bits_per_byte,
-    }
+    columns: dict[str, Any] = {f"val/{key}": getattr(score, key) for key in ("loss", "perplexity", "bits_per_byte")}
     if is_mixture:
         columns |= {f"{OF_SOURCE}{name}": part.loss for name, part in scores.items()}
     if not math.isfinite(score.loss):

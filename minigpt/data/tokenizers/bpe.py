@@ -110,9 +110,6 @@ def gpt2_ranks() -> list[bytes]:
 
 
 BPE = Scheme(
-    BPEEncoder,
-    vocabulary=lambda vocab_size, alphabet, train: train_ranks(vocab_size - 1, train),
-    min_vocab_size=257,
-    pattern=PATTERN,
+    BPEEncoder, lambda size, alphabet, train: train_ranks(size - 1, train), min_vocab_size=257, pattern=PATTERN
 )
-GPT2 = Scheme(BPEEncoder, vocabulary=lambda vocab_size, alphabet, train: gpt2_ranks(), pattern=PATTERN)
+GPT2 = Scheme(BPEEncoder, lambda size, alphabet, train: gpt2_ranks(), pattern=PATTERN)
