@@ -19,9 +19,7 @@ _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 
 
 def encode_documents(
-    tokenizer: Tokenizer,
-    documents: Iterable[Iterable[bytes]],
-    progress: Callable[[int], object] = lambda n_bytes: None,
+    tokenizer: Tokenizer, documents: Iterable[Iterable[bytes]], progress: Callable[[int], object] = lambda n_bytes: None
 ) -> TokenSplit:
     """Return documents, each as chunks of bytes, as one text with end-of-text between them.
 

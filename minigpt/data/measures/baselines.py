@@ -56,14 +56,12 @@ def _of_mixture(prepared: Prepared) -> list[Baseline]:
     """Return the sources' baselines, each after its own training text, weighted as a mixture's bits per byte are."""
     by_source, val = [baselines(part) for part in prepared.parts.values()], prepared.val
     n_bytes = [share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()]
-    return [
-        {
-            "name": rows[0]["name"],
-            "bits_per_byte": sum(n * row["bits_per_byte"] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes),
-            "of": "each source after its own training text",
-        }
-        for rows in (zip(*by_source, strict=True) if all(by_source) else ())
-    ]
+    mixed = list[Baseline]()
+    for rows in zip(*by_source, strict=True) if all(by_source) else ():
+        bits = sum(n * row["bits_per_byte"] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes)
+        of = "each source after its own training text"
+        mixed.append({"name": rows[0]["name"], "bits_per_byte": bits, "of": of})
+    return mixed
 
 
 def _measure(train: Split, val: Split) -> list[Baseline]:

@@ -233,10 +233,8 @@ def _pieces(unit: Unit, plan: SplitPlan, sizes: Counter[str]) -> Iterator[tuple[
     The bytes of each split are counted in `sizes`.
     """
     left = int(plan.border) - plan.starts[unit.number]  # tail: characters for training
-    documents = (
-        (part, document) for part in unit.parts for document in read(part.file, unit.options, part.begin, part.end)
-    )
-    for number, (part, document) in enumerate(documents):
+    texts = ((part, text) for part in unit.parts for text in read(part.file, unit.options, part.begin, part.end))
+    for number, (part, document) in enumerate(texts):
         continues = document.head is not None
         hash, chunks = hash_of(document, plan.rule, is_val=part.file.is_val)
         for chunk in filter(None, chunks):

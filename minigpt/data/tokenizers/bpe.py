@@ -109,7 +109,5 @@ def gpt2_ranks() -> list[bytes]:
     return [bytes([b]) for b in GPT2_BYTES] + [bytes(CHARACTER_TO_BYTE[c] for c in a + b) for a, b in merges]
 
 
-BPE = Scheme(
-    BPEEncoder, lambda size, alphabet, train: train_ranks(size - 1, train), min_vocab_size=257, pattern=PATTERN
-)
-GPT2 = Scheme(BPEEncoder, lambda size, alphabet, train: gpt2_ranks(), pattern=PATTERN)
+BPE = Scheme(BPEEncoder, lambda size, _, train: train_ranks(size - 1, train), min_vocab_size=257, pattern=PATTERN)
+GPT2 = Scheme(BPEEncoder, lambda *_: gpt2_ranks(), pattern=PATTERN)

@@ -170,4 +170,4 @@ def _vocabulary(file: dict[str, Any], config: dict[str, Any], eot: str | None) -
     return tokens, rules
 
 
-FILE = Scheme(FileEncoder, vocabulary=lambda vocab_size, alphabet, train: [])
+FILE = Scheme(FileEncoder, lambda *_: [])

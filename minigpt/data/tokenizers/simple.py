@@ -54,10 +54,10 @@ class CharEncoder:
         return tokens
 
 
-BYTE = Scheme(ByteEncoder, vocabulary=lambda vocab_size, alphabet, train: SINGLE_BYTES, takes_any_bytes=True)
-CHAR = Scheme(
-    CharEncoder,
-    vocabulary=lambda vocab_size, alphabet, train: [character.encode() for character in sorted(set(alphabet))],
-    needs_alphabet=True,
-    has_eot=False,
-)
+def characters(_: int, alphabet: Iterable[str], *__: object) -> list[bytes]:
+    """Return the different characters of an alphabet, in order."""
+    return [character.encode() for character in sorted(set(alphabet))]
+
+
+BYTE = Scheme(ByteEncoder, lambda *_: SINGLE_BYTES, takes_any_bytes=True)
+CHAR = Scheme(CharEncoder, characters, needs_alphabet=True, has_eot=False)
