@@ -46,12 +46,8 @@ _QWEN2 = _LLAMA | {
     "intermediate_size": ("n_hidden", 22016),
     "max_position_embeddings": ("block_size", 32768),
 }
-FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
-    "gpt2": _GPT2,
-    "llama": _LLAMA,
-    "qwen2": _QWEN2,
-    "qwen3": _QWEN2 | {"head_dim": ("head_dim", 128)},
-}
+_QWEN3 = _QWEN2 | {"head_dim": ("head_dim", 128)}
+FIELDS: dict[str, dict[str, tuple[str, Any]]] = {"gpt2": _GPT2, "llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
 VOCAB_SIZES = {"gpt2": 50257, "llama": 32000, "qwen2": 151936, "qwen3": 151936}
 # What a whole family has in common.
 SHAPES: dict[str, dict[str, Any]] = {"gpt2": {"bias": True}} | {

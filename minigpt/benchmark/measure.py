@@ -90,10 +90,7 @@ def training(words: Sequence[str], steps: int, vocab_size: int, run: Path) -> Me
 
 
 def sampling(
-    words: Sequence[str],
-    new_tokens: int,
-    precisions: Sequence[str],
-    batches: Sequence[int] = (1, 8, 32),
+    words: Sequence[str], new_tokens: int, precisions: Sequence[str], batches: Sequence[int] = (1, 8, 32)
 ) -> list[Measurement]:
     """Time what `minigpt sample` does between reading a checkpoint and printing, with new weights."""
     config = compose("train", list(words))
@@ -112,24 +109,21 @@ def sampling(
         writer = partial(write, gpt, prepared.tokenizer, decoder=choose_decoder(gpt, "auto", precision))
         for batch in batches:
             prompts = [prepared.val.tokens(100 * row, 100 * row + length).tolist() for row in range(batch)]
-            ms = ms_per_token(partial(_write_tokens, writer, prompts), new_tokens)
+            ms = ms_per_token(partial(writer, prompts), new_tokens)
             speed = 1e3 * batch / ms
             facts = {"ms": ms, "tokens_per_second": speed, "mfu": speed * flops / peak}
             measurements.append({"name": f"{precision}, batch {batch}", **facts})
     return measurements
 
 
-def _write_tokens(writer: Callable[..., object], prompts: list[list[int]], count: int) -> object:
-    return writer(prompts, SamplingOptions(max_new_tokens=count))
-
-
-def ms_per_token(write_tokens: Callable[[int], object], new_tokens: int) -> float:
-    """Return the milliseconds for a token of each text; `write_tokens(n)` writes n tokens after each prompt.
+def ms_per_token(write_texts: Callable[[SamplingOptions], object], new_tokens: int) -> float:
+    """Return the milliseconds for a token of each text that `write_texts` writes.
 
     The first token does not count, unless it takes most of the time.
     """
-    write_tokens(2)  # what is made once, such as a cache or compiled code
-    first, whole = (_median_time(partial(write_tokens, count)) for count in (1, new_tokens))
+    write_texts(SamplingOptions(max_new_tokens=2))  # what is made once, such as a cache or compiled code
+    options = [SamplingOptions(max_new_tokens=count) for count in (1, new_tokens)]
+    first, whole = (_median_time(partial(write_texts, each)) for each in options)
     return 1e3 * (whole / new_tokens if first > whole / 2 else (whole - first) / (new_tokens - 1))
 
 

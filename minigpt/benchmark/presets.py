@@ -33,13 +33,12 @@ def _settings(n_layer: int, n_head: int, n_embd: int, block_size: int, batch: in
 
 
 GPT2 = ("optimizer.lr=6e-4", "optimizer.beta2=0.95")
+_124M = _settings(12, 12, 768, 1024, 32, *GPT2)
 PRESETS = {
     "c0": Preset(_settings(4, 4, 128, 64, 12), steps=300, vocab_size=65, new_tokens=48),
     "c1": Preset(_settings(6, 6, 384, 256, 16), steps=40, vocab_size=65, new_tokens=240),
-    "124m": Preset(_settings(12, 12, 768, 1024, 32, *GPT2), steps=60, vocab_size=50257, new_tokens=64),
-    "gpu": Preset(
-        _settings(12, 12, 768, 1024, 32, *GPT2, "trainer.device=cuda"), steps=60, vocab_size=50257, new_tokens=64
-    ),
+    "124m": Preset(_124M, steps=60, vocab_size=50257, new_tokens=64),
+    "gpu": Preset((*_124M, "trainer.device=cuda"), steps=60, vocab_size=50257, new_tokens=64),
     "350m": Preset(_settings(24, 16, 1024, 1024, 16, *GPT2), steps=40, vocab_size=50257, new_tokens=64),
 }
 WARM_UP = 10  # optimizer steps at the beginning of each measurement that don't count

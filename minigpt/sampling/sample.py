@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -88,20 +89,13 @@ def write_prompts(
     pairs = zip(prompts, encoded, strict=True)
     beginnings = [beginning(number, *pair, block_size) for number, pair in enumerate(pairs, 1)]
     streaming = config.stream and len(prompts) * config.num_samples == 1
+    writer = partial(write, loaded.model, loaded.tokenizer, decoder=decoder, use_cache=config.use_cache)
+    on_text: Callable[[str], object] = show if streaming else lambda piece: None
     started = time.perf_counter()
     try:
         if streaming and not config.interactive:  # the user has just typed an interactive prompt
             show(beginnings[0])
-        texts = write(
-            loaded.model,
-            loaded.tokenizer,
-            encoded,
-            options,
-            num_samples=config.num_samples,
-            decoder=decoder,
-            use_cache=config.use_cache,
-            on_text=show if streaming else lambda piece: None,
-        )
+        texts = writer(encoded, options, num_samples=config.num_samples, on_text=on_text)
     finally:
         if streaming:
             show("\n")  # so that the next message begins a new line, also after Ctrl-C
