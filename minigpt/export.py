@@ -96,11 +96,11 @@ def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
     every = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     texts = [*every, "".join(every)] if tokenizer.name == "char" else [*every, "".join(every), TEXT]
     ids = sum(tokenizer.encode(text) != copy.encode(text) for text in texts)
-    given, read = (
-        (one.special, one.start, one.eot, end_of_turn(one), one.template and one.template.source)
-        for one in (tokenizer, copy)
-    )
-    roles = given == read
+
+    def roles_of(one: Tokenizer) -> tuple[object, ...]:
+        return one.special, one.start, one.eot, end_of_turn(one), one.template and one.template.source
+
+    roles = roles_of(tokenizer) == roles_of(copy)
     merges = tokenizer_json(tokenizer)["model"] == tokenizer_json(copy)["model"]
     words = f"control tokens {'equal' if roles else 'DIFFER'}; vocabulary and merges {'equal' if merges else 'DIFFER'}"
     line = f"Tokens  {ids} differences in the ids of {len(texts):,} texts; {words}"

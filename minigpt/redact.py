@@ -24,12 +24,8 @@ def redact(text: str) -> str:
 def redact_values(plain: Any) -> Any:
     """Apply `redact` to every text in plain data (dictionaries, lists, values); remove texts under secret names."""
     if isinstance(plain, Mapping):
-        return {
-            redact(key) if isinstance(key, str) else key: REDACTED
-            if isinstance(value, str) and _SECRET_NAME.search(str(key))
-            else redact_values(value)
-            for key, value in plain.items()
-        }
+        secret = {key for key, value in plain.items() if isinstance(value, str) and _SECRET_NAME.search(str(key))}
+        return {redact_values(key): REDACTED if key in secret else redact_values(plain[key]) for key in plain}
     if isinstance(plain, list):
         return [redact_values(value) for value in plain]
     return redact(plain) if isinstance(plain, str) else plain

@@ -158,15 +158,15 @@ def lens(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
         for hook in hooks:
             hook.remove()
     layers, true = [], torch.tensor(tokens[1:], dtype=torch.long)[:, None]
+
+    def described(likeliest: int, share: float, rank: int, nats: float) -> dict[str, Any]:
+        top = label(loaded.tokenizer, likeliest)
+        return {"top": top, "share": round(share, 4), "rank": rank, "nats": round(nats, 4)}
+
     for stream in streams:
         logprobs = model.logits(model.final_norm(stream[0, :-1])).double().cpu().log_softmax(-1)  # (T - 1, V)
         nats, (highest, likeliest) = -logprobs.gather(1, true), logprobs.max(-1)
         ranks = 1 + (logprobs > -nats).sum(-1)
         columns = zip(likeliest.tolist(), highest.exp().tolist(), ranks.tolist(), nats[:, 0].tolist(), strict=True)
-        layers.append(
-            [
-                {"top": label(loaded.tokenizer, top), "share": round(share, 4), "rank": rank, "nats": round(loss, 4)}
-                for top, share, rank, loss in columns
-            ]
-        )
+        layers.append([described(*column) for column in columns])
     return layers

@@ -122,12 +122,11 @@ class Muon(torch.optim.AdamW):
         else:
             part, parts = dist.get_rank(self.group), dist.get_world_size(self.group)
             sent = [step.to(self.products) for step in ahead]
-            updates = orthogonalize_sharded(
-                sent,
-                whole,
-                lambda indices, steps: self.directions(steps, [cuts[index] for index in indices]),
-                self.group,
-            )
+
+            def orthogonalize(indices: list[int], steps: list[Tensor]) -> list[Tensor]:
+                return self.directions(steps, [cuts[index] for index in indices])
+
+            updates = orthogonalize_sharded(sent, whole, orthogonalize, self.group)
         for weight, update, (n_rows, columns), cut in zip(weights, updates, whole, cuts, strict=True):
             begin, (first, end) = 0, rows_of(n_rows, part, parts)
             for size in cut:

@@ -250,7 +250,7 @@ def assemble(
     if first:
         start.load_weights(gpt, config, checkpoint, prepared)
     start.put_adapter_on(gpt, config, checkpoint, prepared.tokenizer)
-    choices, loss_function = first_pass(
+    choices, loss = first_pass(
         gpt, config, choices, prepared=prepared, processes=job.processes, sharded=layout is not None
     )
     place: dict[str, Any] = {"rank": job.processes.rank, "start_step": state.step}
@@ -267,9 +267,7 @@ def assemble(
     if checkpoint is not None:
         restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)
         restore_states(job.callbacks, checkpoint)
-    module = LanguageModel(
-        gpt, job, choices, optimizer=optimizer, state=state, layout=layout, loss_function=loss_function
-    )
+    module = LanguageModel(gpt, job, choices, optimizer=optimizer, state=state, layout=layout, loss_function=loss)
     return module, batches
 
 
