@@ -30,14 +30,12 @@ class TextScore:
     text: TokenSplit
     nats: NDArray[np.float32]  # of each token but the first
     right: NDArray[np.bool_]  # whether it was the likeliest one
-    unpredicted: NDArray[np.int64]  # places of tokens without figures: 0, and where a document kept apart begins
+    document_end: int | None  # the token after each document, if documents were kept apart
 
     @property
     def score(self) -> Score:
         """The sums over the text; bytes are those of the predicted tokens."""
-        skipped = self.text.windows(self.unpredicted, 1)[:, 0].tolist()
-        n_bytes = self.text.bytes - sum(len(self.text.tokenizer.token_bytes(token)) for token in skipped)
-        return Score(float(self.nats.sum(dtype=np.float64)), len(self.text) - len(skipped), n_bytes)
+        return Score(float(self.nats.sum(dtype=np.float64)), *self.text.predicted(1, self.document_end))
 
     def figures(self) -> dict[str, Any]:
         """Return the figures, as JSON. Words are those between white space, and line ends, as wikitext counts them."""
@@ -79,7 +77,7 @@ def score_text(
         pieces.append(piece.cpu().numpy())
         progress(len(piece))
     losses, right = np.concatenate(pieces).T
-    return TextScore(text, losses, right > 0, text.unpredicted_places(document_end))
+    return TextScore(text, losses, right > 0, document_end)
 
 
 def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) -> None:
@@ -88,7 +86,7 @@ def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) 
         for name, score in zip(names, scores, strict=True):
             tokenizer, place = score.text.tokenizer, 0
             measured = [(None, None), *zip(score.nats.tolist(), score.right.tolist(), strict=True)]
-            for skipped in score.unpredicted.tolist():
+            for skipped in score.text.unpredicted_places(score.document_end).tolist():
                 measured[skipped] = (None, None)
             tokens = score.text.tokens(0, len(score.text)).tolist()
             for token, (loss, right) in zip(tokens, measured, strict=True):

@@ -61,7 +61,7 @@ class Hardware:
 
 def find_device(config: TrainConfig) -> Hardware:
     """Return the device that `trainer.device` names."""
-    hardware, count = _existing(config.trainer.device, "trainer.device"), torch.cuda.device_count()
+    hardware, count = probe(config.trainer.device, "trainer.device"), torch.cuda.device_count()
     if hardware.device == "cuda" and config.trainer.devices > count:
         raise UserFault(f"trainer.devices={config.trainer.devices}: this machine has {count} GPU(s)")
     return hardware
@@ -69,18 +69,11 @@ def find_device(config: TrainConfig) -> Hardware:
 
 def find_named(device: str) -> str:
     """Return the device that `device=` names, "auto" being the best one."""
-    return _existing(device, "device").device
+    return probe(device).device
 
 
-def _existing(device: str, setting: str) -> Hardware:
-    hardware = probe(device)
-    if device not in ("auto", hardware.device):
-        raise UserFault(f"{setting}={device}: this machine has none that PyTorch can use. Use {setting}=auto or cpu")
-    return hardware
-
-
-def probe(device: str = "auto") -> Hardware:
-    """Return what the machine has: its best device, or the one named by `device`, if it exists."""
+def probe(device: str, setting: str = "device") -> Hardware:
+    """Return the device of this name, "auto" being the best one; `setting` names it in a fault."""
     cores, threads = usable_cores(), asked_threads()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         properties, bf16 = torch.cuda.get_device_properties(0), torch.cuda.is_bf16_supported(False)
@@ -88,6 +81,8 @@ def probe(device: str = "auto") -> Hardware:
     memory = int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()))
     if device in ("auto", "mps") and torch.backends.mps.is_available():
         return Hardware("mps", f"Apple {platform.machine()}", cores, False, memory, asked_threads=threads)
+    if device not in ("auto", "cpu"):
+        raise UserFault(f"{setting}={device}: this machine has none that PyTorch can use. Use {setting}=auto or cpu")
     name = _cpu_fact("model name") or f"{platform.machine()} CPU"
     # On AMD, MKL uses only AVX2; oneDNN with AVX-512 was measured at twice its speed. With AMX, "medium" rounds to bf16
     # (error 2e-3 instead of 3e-7, measured).

@@ -202,9 +202,8 @@ class Reply:
             choice[message] = {"content": piece.text} | ({"role": "assistant"} if first else {})
         else:
             choice["text"] = piece.text
-        choice["logprobs"] = None
-        if self.answer.top is not None:
-            choice["logprobs"] = (self._chat_logprobs if self.chat else self._logprobs)(piece.tokens)
+        logprobs = self._chat_logprobs if self.chat else self._logprobs
+        choice["logprobs"] = None if self.answer.top is None else logprobs(piece.tokens)
         if self.body.return_token_ids:
             choice["token_ids"] = [token.id for token in piece.tokens]
             prompt, number = divmod(piece.choice, len(self.answer.texts) // len(self.prompts))
@@ -225,10 +224,9 @@ class Reply:
             data = self.tokenizer.token_bytes(token)
             return {"token": label(self.tokenizer, token), "logprob": logprob, "bytes": list(data)}
 
-        content = [
-            {**described(token.id, token.logprob), "top_logprobs": [described(*top) for top in token.top]}
-            for token in tokens
-        ]
+        tops = [[described(*top) for top in token.top] for token in tokens]
+        pairs = zip(tokens, tops, strict=True)
+        content = [described(token.id, token.logprob) | {"top_logprobs": top} for token, top in pairs]
         return {"content": content, "refusal": None}
 
 
