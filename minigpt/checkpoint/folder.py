@@ -74,8 +74,7 @@ def write_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         entries = {name: _write_flushed(temporary / name, content) for name, content in files.items()}
-        manifest = {"format": 1, "step": step, **facts, "files": entries}
-        _write_flushed(temporary / MANIFEST, sealed(manifest))
+        _write_flushed(temporary / MANIFEST, sealed({"format": 1, "step": step, **facts, "files": entries}))
         flush(temporary)
         if final.exists():  # the same step from before a return to an older checkpoint
             _remove(final)

@@ -83,8 +83,7 @@ def open_folder(folder: Path) -> Prepared:
         raise DamagedShards(f"{fault}. Make {folder} again: minigpt prepare with the same settings") from None
     is_chat, summary = content["keys"]["corpus"] in CONVERSATIONS, content["summary"]
     train, val = (ConversationSplit(split) if is_chat else split for split in splits)
-    whole = fingerprint([split.fingerprint for split in splits])
-    return Prepared(folder, tokenizer, train, val, whole, summary)
+    return Prepared(folder, tokenizer, train, val, fingerprint([split.fingerprint for split in splits]), summary)
 
 
 def read_prepared(folder: Path) -> dict[str, Any]:

@@ -47,8 +47,7 @@ def describe_plan(
         length = f"{total_steps:,} steps = {total_steps * sequences:,} answers"
     else:
         tokens = total_steps * config.batch_tokens
-        passes = _passes(prepared.train, tokens, model.block_size)
-        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}"
+        length = f"{total_steps:,} steps = {tokens:,} tokens = {_passes(prepared.train, tokens, model.block_size)}"
         length += f", {tokens / parameters:.1f} tokens per parameter" if tokens >= 0.1 * parameters else ""
     parts = f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}"
     parts = "" if choices.devices == choices.accumulate == 1 else f" = {parts}"

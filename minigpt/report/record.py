@@ -74,8 +74,7 @@ def read_record(run_dir: str | Path) -> Record:
 
 def read_baselines(run_dir: Path) -> list[Row]:
     """Return a run's baselines, the lowest first."""
-    rows = read_mapping(run_dir / "baseline.json").get("baselines", [])
-    return sorted(rows, key=lambda row: row["bits_per_byte"])
+    return sorted(read_mapping(run_dir / "baseline.json").get("baselines", []), key=lambda row: row["bits_per_byte"])
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

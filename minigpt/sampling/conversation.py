@@ -46,8 +46,7 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
     """
     if template := tokenizer.template:
         known = [{**message, "role": ROLES[message["role"]].lower()} for message in messages]
-        tokens = tokenizer.encode(template.render(known), allow_special=True)
-        return Turn(tokens, ends_of(tokenizer) | template.ends)
+        return Turn(tokenizer.encode(template.render(known), allow_special=True), ends_of(tokenizer) | template.ends)
     if has_roles(tokenizer):
         return Turn(encode_turn(tokenizer, messages), ends_of(tokenizer))
     lines = [f"{ROLES[message['role']]}: {message['content']}\n" for message in messages]

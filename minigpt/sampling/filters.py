@@ -80,8 +80,7 @@ def temperature(logits: Tensor, value: float) -> Tensor:
     Source: Ackley, Hinton and Sejnowski 1985, "A Learning Algorithm for Boltzmann Machines".
     """
     if value == 0:
-        likeliest = logits.argmax(dim=-1, keepdim=True)
-        return torch.full_like(logits, -math.inf).scatter(-1, likeliest, 0.0)
+        return torch.full_like(logits, -math.inf).scatter(-1, logits.argmax(dim=-1, keepdim=True), 0.0)
     return (logits - logits.amax(dim=-1, keepdim=True)) / value
 
 

@@ -103,8 +103,7 @@ def write_prompts(
     for index, text in enumerate(texts if not streaming else ()):
         prompt, number = divmod(index, config.num_samples)
         if len(texts) > 1:
-            place = f"prompt {prompt + 1} of {len(prompts)}, sample {number + 1} of {config.num_samples}"
-            show(f"--- {place} ---\n")
+            show(f"--- prompt {prompt + 1} of {len(prompts)}, sample {number + 1} of {config.num_samples} ---\n")
         show(f"{beginnings[prompt]}{text.text}\n")
     tokens, seed = sum(len(text.written) for text in texts), f"; seed {options.seed}" if config.interactive else ""
     for reason, words in (("end of text", "the model's end-of-text token"), ("stopped", "a stop string")):

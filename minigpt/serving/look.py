@@ -55,8 +55,7 @@ def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
     inside = json.dumps(data).replace("<", "\\u003c")  # so that no text of a model can end the element
-    page = PAGE.format(policy=policy, title=escape(title), style=style, script=script, data=inside)
-    return page, policy
+    return PAGE.format(policy=policy, title=escape(title), style=style, script=script, data=inside), policy
 
 
 def _source(text: str) -> str:
@@ -89,8 +88,7 @@ def write_picture(path: Path, view: dict[str, Any]) -> None:
     packed = np.frombuffer(base64.b64decode(view["attention"]["weights"]), "<u2")
     weights = packed.reshape(layers, heads, T, T) / 65535
     names = [token["text"].replace("\n", "\\n").replace("$", r"\$") for token in view["tokens"]]
-    size = (0.6 + 2.4 * heads, 0.8 + 2.4 * layers)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(0.6 + 2.4 * heads, 0.8 + 2.4 * layers), layout="constrained")
     grid = figure.subplots(layers, heads, sharex=True, sharey=True, squeeze=False)
     for layer, head in np.ndindex(layers, heads):
         axes: Any = grid[layer, head]

@@ -53,8 +53,7 @@ def next_tokens(loaded: LoadedCheckpoint, tokens: Sequence[int]) -> dict[str, An
     if not tokens or not all(0 <= token < V for token in tokens):
         raise UserFault(f"tokens must be at least one whole number from 0 to {V - 1}")
     window = tokens[window_start(len(tokens), loaded.model.config.block_size) :]
-    logits = gpt_forward(loaded.model)(torch.tensor([window]), [len(window)], None)
-    return distribution(loaded.tokenizer, logits[0])
+    return distribution(loaded.tokenizer, gpt_forward(loaded.model)(torch.tensor([window]), [len(window)], None)[0])
 
 
 def score(loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:

@@ -178,12 +178,11 @@ def weighted(texts: Sequence[Sequence[int]], asked: Sequence[int], weights: Tens
         width: T of the batch; None: what the longest text needs.
     """
     size = (len(texts), width or max(map(len, texts)) - 1)
-    batch = Batch(torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64), torch.zeros(size))
-    assert batch.weights is not None
+    tokens, targets = torch.zeros(2, *size, dtype=torch.int64)
+    of_tokens = torch.zeros(size)
     for row, (text, first) in enumerate(zip(texts, asked, strict=True)):
         end = len(text) - 1  # the padding after it has no weight, and attention looks back only
-        batch.tokens[row, :end] = torch.tensor(text[:-1])
-        batch.targets[row, :end] = torch.tensor(text[1:])
-        batch.weights[row, first - 1 : end] = weights[row]
-    batch.divisor = float(len(texts))
-    return batch
+        tokens[row, :end] = torch.tensor(text[:-1])
+        targets[row, :end] = torch.tensor(text[1:])
+        of_tokens[row, first - 1 : end] = weights[row]
+    return Batch(tokens, targets, of_tokens, divisor=float(len(texts)))

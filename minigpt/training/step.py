@@ -270,8 +270,7 @@ class LanguageModel(L.LightningModule):
         samples = config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last())
         if samples and (self.job.run.writes or self.layout is not None):  # sharded weights: all ranks together
             with self.clock.paused():
-                text = live_sample(self.gpt, self.job, self.layout, step=state.step)
-                self.run_log.write_sample(state.step, text)
+                self.run_log.write_sample(state.step, live_sample(self.gpt, self.job, self.layout, step=state.step))
 
         if self.stop_reason is None and (self.trainer.should_stop if ranks == 1 else result.request.by_callback):
             self.stop_reason = "callback"

@@ -132,8 +132,7 @@ def _prepare_mix(
                 raise UserFault(f"data.mix: {name} holds conversations. Name their rows: data=chat data.source=FILE")
             part = open_folder(folder)
         else:
-            source_data = _of_source(data, source)
-            part = find_or_make(source_data, tokenizer, given=given, work=work)
+            part = find_or_make(_of_source(data, source), tokenizer, given=given, work=work)
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
             got, wanted = (f"{tokens.name}, SHA-256 {tokens.hash[:12]}" for tokens in (part.tokenizer, given))

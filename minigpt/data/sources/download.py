@@ -133,8 +133,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     if url.startswith(("http://", "https://")):
         import aiohttp  # by default fsspec ends each transfer after five minutes
 
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=60.0)
-        options = {"client_kwargs": {"timeout": limits}}
+        options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=60.0)}}
     system, path = fsspec.core.url_to_fs(url, **options)
     return system, path
 

@@ -70,6 +70,5 @@ def fingerprint(compiler: str) -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(errors="replace").splitlines() if cpu.exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    changed = os.stat(compiler).st_mtime_ns
-    facts = (os.path.realpath(compiler), changed, FLAGS, EXTRAS, platform.machine(), processor)
+    facts = (os.path.realpath(compiler), os.stat(compiler).st_mtime_ns, FLAGS, EXTRAS, platform.machine(), processor)
     return hashlib.sha256(SOURCE.read_bytes() + repr(facts).encode()).hexdigest()[:20]
