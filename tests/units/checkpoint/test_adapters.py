@@ -10,24 +10,20 @@ from safetensors.torch import load_file, save_file
 
 from minigpt.checkpoint.load import load_checkpoint, load_with_adapter
 from minigpt.faults import UserFault
+from tests.promises.test_lora_and_grpo import BLOCK, SAVES, newest
+from tests.promises.test_lora_and_grpo import LORA as TUNED
 
-BLOCK = ["model.attention=rotary", "model.activation=swiglu", "model.norm=rmsnorm", "model.bias=none"]
-BLOCK += ["model.qk_norm=rmsnorm", "model.n_kv_head=1"]
-LORA = [*BLOCK, "adapter=lora", "adapter.rank=2", "optimizer.lr=0.1", "trainer.max_steps=8", "model.dropout=0.1"]
-EACH = ["checkpoint.every_steps=1", "checkpoint.keep_last=9"]
+QWEN = ["model.qk_norm=rmsnorm", "model.n_kv_head=1"]
+LORA = [*TUNED, *QWEN]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, new_run):
     """A run with Qwen's block, and one with an adapter over it that saves each step."""
     run = new_run(tmp_path_factory.mktemp("adapters"))
-    run(*BLOCK, "optimizer.lr=0.05").rename(run.folder / "base")
-    run(f"init.from={run.folder / 'base'}", *LORA, *EACH).rename(run.folder / "tuned")
+    run(*BLOCK, *QWEN, "optimizer.lr=0.05").rename(run.folder / "base")
+    run(f"init.from={run.folder / 'base'}", *LORA, *SAVES).rename(run.folder / "tuned")
     return run
-
-
-def newest(run: Path) -> Path:
-    return max((run / "checkpoints").glob("step-?????????"))
 
 
 def logits(model) -> torch.Tensor:

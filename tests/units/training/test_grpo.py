@@ -13,6 +13,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
 from minigpt.training import grpo
 from minigpt.training.grpo import CheckedQuestion, Questions, advantages, answered, reward, weighted, write_answers
+from tests.promises.test_lora_and_grpo import begins_low
 
 TOKENIZER = with_roles(build_tokenizer("byte"))
 CHOICES = Choices("cpu", 1, "fp64", False, "explicit", micro_batch=12, accumulate=1, validation_batch=4, threads=1)
@@ -157,11 +158,6 @@ def test_the_gradient_is_that_of_reinforce_written_out_by_hand(module_of):
     assert max(parameter.grad.abs().max() for parameter in gpt.parameters()) > 1e-3
     for parameter, own in zip(gpt.parameters(), ours, strict=True):
         torch.testing.assert_close(own, parameter.grad, rtol=1e-10, atol=1e-14)
-
-
-def begins_low(tokenizer, question, answer) -> float:
-    """A reward that an untrained model earns every other time."""
-    return float(answer[0] < 128)
 
 
 def test_what_is_rewarded_becomes_likelier(monkeypatch, module_of):
