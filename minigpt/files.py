@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,3 +85,12 @@ def lock(file: IO, flags: int = fcntl.LOCK_EX) -> bool:
             raise
         return False
     return True
+
+
+def lock_or_wait(file: IO, say: Callable[[], object]) -> bool:
+    """Lock a file as `lock` does; if another process holds it, call `say`, and wait for it."""
+    try:
+        return lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say()
+        return lock(file)

@@ -82,8 +82,7 @@ def compare_runs(first_run: Path, second_run: Path) -> tuple[str, list[str]]:
     differences += [f"{name}: other bytes" for name in sorted(mismatched + missing)]
     rows, other_rows = (read_rows(run / "metrics.jsonl") for run in (first_run, second_run))
     for row, other_row in itertools.zip_longest(rows, other_rows, fillvalue=dict[str, Any]()):
-        keys = {key for key in row.keys() | other_row.keys() if row.get(key) != other_row.get(key)} - set(TIMINGS)
-        if keys:
+        if keys := {key for key in row.keys() | other_row.keys() if row.get(key) != other_row.get(key)} - set(TIMINGS):
             where = f"metrics.jsonl ({len(rows)} and {len(other_rows)} rows), step {(row or other_row).get('step')}"
             differences.append(f"{where}: {', '.join(sorted(keys))}")
             break

@@ -129,8 +129,7 @@ def ms_per_token(write_texts: Callable[[SamplingOptions], object], new_tokens: i
 
 def peak_of(hardware: Hardware, precision: str) -> float:
     """Return the device's FLOP/s by its data sheet; of others, such as CPUs, what a large product reaches here."""
-    known = peak_flops(hardware, precision)
-    if known is not None:
+    if (known := peak_flops(hardware, precision)) is not None:
         return known
     a, b = (torch.randn(1024, 1024, device=hardware.device, dtype=DTYPES[precision]) for _ in range(2))
     return 2 * 1024**3 / _median_time(lambda: (a @ b).sum().item())

@@ -47,8 +47,7 @@ TAKEN = ("data", "tokenizer", "run.", "init", "experiment", "budget", "validate"
 
 def read_benchmark(arguments: Sequence[str]) -> tuple[BenchmarkConfig, list[str]]:
     """Return the checked settings of a benchmark, and the words of `minigpt train` that all its trainings share."""
-    refused = [argument for argument in arguments if argument.startswith(TAKEN)]
-    if refused:
+    if refused := [argument for argument in arguments if argument.startswith(TAKEN)]:
         wrong = f"{refused[0]}: a benchmark makes its text and trains in a temporary folder on one device"
         remedy = "Leave it out; preset=NAME chooses the size, steps=N the length"
         raise UserFault(f"{wrong}. {remedy}. benchmarks/scaling.py measures several devices")

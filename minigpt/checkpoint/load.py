@@ -180,8 +180,7 @@ def load_weights(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None
     state = model.state_dict()
     for name, tensor in state.items():
         tensor.copy_(weights[name])
-    broken = contents.first_non_finite(state)  # after the copy: a number that is finite in fp64 need not be in fp32
-    if broken is not None:
+    if (broken := contents.first_non_finite(state)) is not None:  # after the copy: fp32 can't hold each number of fp64
         raise UserFault(f"the checkpoint {origin} holds non-finite weights ({broken}). Use an earlier checkpoint")
 
 

@@ -1,7 +1,6 @@
 """Prepared tokens: finding them again, opening them, and the lock on their folder."""
 
 import contextlib
-import fcntl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from minigpt.data.shards import fingerprint, mix_splits, open_split
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
-from minigpt.files import lock, read_json, write_json
+from minigpt.files import lock_or_wait, read_json, write_json
 from minigpt.screen import tell
 
 FORMAT = "minigpt-prepared-2"
@@ -112,11 +111,8 @@ def mixed(parts: dict[str, Prepared], shares: dict[str, float], data_dir: str) -
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder for this process, and remove the temporary files of killed ones; a lock ends with its process."""
     with open(folder / ".lock", "a+b") as file:
-        try:
-            held = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # on file systems without locks, all write the same bytes
-        except BlockingIOError:
-            tell(f"data: another process is preparing {folder}; waiting for it")
-            held = lock(file)
+        waiting = f"data: another process is preparing {folder}; waiting for it"
+        held = lock_or_wait(file, lambda: tell(waiting))  # on file systems without locks, all write the same bytes
         for left_over in folder.rglob("*.tmp") if held else ():
             left_over.unlink(missing_ok=True)
         yield

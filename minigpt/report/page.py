@@ -89,8 +89,7 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
         final = column(rows, "val/loss")[1][-1]
         note = f"best, step {best['step']:,}" + (f"; final {final:.4f}" if final != best["val/loss"] else ", the last")
         yield f"{best['val/loss']:.4f}", "validation loss, nats per token", note
-        bits = number(best.get("val/bits_per_byte"))
-        if bits is not None:
+        if (bits := number(best.get("val/bits_per_byte"))) is not None:
             note = "; ".join(f"{row['name']}: {row['bits_per_byte']:.3f}" for row in record.baselines)
             yield f"{bits:.3f}", "bits per byte", note
         for name, loss in source_losses(best).items():

@@ -114,8 +114,7 @@ def write_prompts(
 
 def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], block_size: int) -> str:
     """Return the prompt as shown before a text; print a note if it is longer than the model's window."""
-    n_left_out = window_start(len(tokens), block_size)
-    if n_left_out:
+    if n_left_out := window_start(len(tokens), block_size):
         window = f"{len(tokens):,} tokens and the model's window {block_size}"
         note(f"note: prompt {number} has {window}: it reads the last {len(tokens) - n_left_out}")
     return prompt if isinstance(prompt, str) else prompt.decode(errors="replace")

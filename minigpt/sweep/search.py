@@ -1,7 +1,6 @@
 """The sweep's loop: Optuna proposes settings, keeps the trials and prunes; each slot trains a trial at a time."""
 
 import contextlib
-import fcntl
 import itertools
 import os
 import signal
@@ -22,7 +21,7 @@ from minigpt.config.run_names import NAMED, differences
 from minigpt.config.schema import SearchConfig, TrainerConfig
 from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import FINISHED, NON_FINITE, STOPPED, TRIALS_FAILED, UserFault
-from minigpt.files import lock, read_json, write_file, write_json
+from minigpt.files import lock_or_wait, read_json, write_file, write_json
 from minigpt.machine.cores import usable_cores
 from minigpt.ranks.signals import Signals
 from minigpt.ranks.slurm import requeue
@@ -50,11 +49,8 @@ def run_sweep(sweep: Sweep) -> int:
         for name in ("trials", "logs"):
             (sweep.folder / name).mkdir(parents=True, exist_ok=True)
         held = opened.enter_context(open(sweep.folder / "sweep.lock", "a"))
-        try:
-            lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # the trainings of a sweep that was killed hold it, too
-            tell(f"Waiting: another command runs {sweep.folder}, or trainings of one that was killed save and stop")
-            lock(held)
+        others = f"another command runs {sweep.folder}, or trainings of one that was killed save and stop"
+        lock_or_wait(held, lambda: tell(f"Waiting: {others}"))
         check_identity(sweep)
         signals.noted_only = True
         loop = Loop(sweep, open_study(sweep), signals, held.fileno())
@@ -68,8 +64,7 @@ def check_identity(sweep: Sweep) -> None:
     if not file.exists():
         write_json(file, redact_values(values(sweep.config)))
         return
-    changed = [change for change in differences(read_json(file), sweep.config) if change.role in NAMED]
-    if changed:
+    if changed := [change for change in differences(read_json(file), sweep.config) if change.role in NAMED]:
         listed = "\n  ".join(map(str, changed))
         remedy = "Use the old values, or start another sweep with sweep.dir=NEW_DIR"
         raise UserFault(f"sweep.dir={sweep.folder} was begun with other settings:\n  {listed}\n{remedy}")

@@ -297,8 +297,7 @@ def tell_changes(
 ) -> None:
     """Report, on the screen and in events.jsonl, choices and settings that have changed since the run last stopped."""
     now = asdict(choices)
-    changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
-    if changed:
+    if changed := {name: value for name, value in (saved or {}).items() if value != now[name]}:
         listed = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
         tell(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
         run.event("choices_changed", was=changed, now={name: now[name] for name in changed})

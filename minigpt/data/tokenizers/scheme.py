@@ -63,8 +63,7 @@ def byte_tokens(tokens: Sequence[bytes]) -> list[int]:
         ValueError: a byte has no token.
     """
     numbers = {token: number for number, token in enumerate(tokens) if len(token) == 1}
-    missing = [byte for byte in SINGLE_BYTES if byte not in numbers]
-    if missing:
+    if missing := [byte for byte in SINGLE_BYTES if byte not in numbers]:
         raise ValueError(f"byte 0x{missing[0].hex().upper()} has no token; all 256 bytes must be there")
     return [numbers[byte] for byte in SINGLE_BYTES]
 
