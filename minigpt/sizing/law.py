@@ -30,16 +30,17 @@ class Constants:
     seen_power: float = 0.2
     overfit_power: float = 0.25
     floor: float = 0.3
-    factors: tuple[float, float, float] = (0.2898, 0.1758, 0.2992)
+    factors: tuple[float, float, float] = (0.2903, 0.1754, 0.2985)
 
 
 CONSTANTS = Constants()
 UNTIED = 0.03  # of the loss is saved after a million bytes by an output layer that is not the embedding; less later
-TIED_FROM = 128  # width
+TIED_FROM = 160  # width
 # Two layers or more begin with heads that copy from the context (model.init=induction). On texts that repeat themselves
 # (xz, which only copies, needs less than REPEATING times the 7-gram's bits), a model of a million numbers saves COPIED
-# of the loss from a million tokens on; each doubling of it saves a sixth more.
-COPIED, MOST_COPIED, REPEATING = 0.09, 0.13, 1.15
+# of the loss from a million tokens on; each doubling of it saves a sixth more, and each doubling of the heads' width,
+# by half of which they tell tokens apart, WIDER (up to 64); four layers or more, DEEPER.
+COPIED, MOST_COPIED, REPEATING, WIDER, DEEPER = 0.09, 0.13, 1.15, 0.01, 0.025
 # Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
 NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 4.0, 0.004, 0.02
@@ -50,8 +51,9 @@ BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training
 SHAPES = (
     (2, 64, 128, 2048),
     (2, 96, 256, 4096),
-    (3, 96, 512, 4096),
-    (3, 128, 512, 4096),
+    (2, 128, 256, 4096),
+    (2, 128, 512, 4096),
+    (2, 160, 512, 4096),
     (4, 160, 512, 4096),
     (4, 192, 512, 4096),
     (5, 224, 512, 8192),
@@ -150,11 +152,11 @@ def candidates(text: Text) -> Iterator[Size]:
     largest = max(512, 2 ** int(math.log2(max(1, rows))))
     longest = max(NEAR, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_PLACE))))
     for layers, width, context, vocabulary in SHAPES:
-        head_dim = 32 if width < 512 else 64
-        heads, hidden = width // head_dim, max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
+        heads, hidden = max(2, round(width / 64)), max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
         lr, known, window = 0.014 * min(1.0, 128 / width) ** 0.5, min(vocabulary, largest), min(context, longest)
         for batch in BATCHES:
-            yield Size(layers, width, heads, heads, head_dim, hidden, known, window, width >= TIED_FROM, batch, lr)
+            tied = width >= TIED_FROM
+            yield Size(layers, width, heads, heads, width // heads, hidden, known, window, tied, batch, lr)
 
 
 def choose(
@@ -231,6 +233,7 @@ def copied(text: Text, size: Size) -> float:
     repeats = min(1.0, max(0.0, 10 * (REPEATING - text.xz / text.kneser_ney)))
     learned = min(1.0, max(0.0, math.log2(size.tokens / 2**15) / 5))
     able = min(MOST_COPIED, max(0.0, COPIED * (1 + math.log2(size.multiplied / 1e6) / 6)))
+    able += WIDER * math.log2(min(size.head_dim, 64) / 32) + DEEPER * (size.n_layer > 3)
     return able * repeats * learned if size.n_layer > 1 else 0.0
 
 
