@@ -27,7 +27,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import MOST_PASSES, TIED_FROM, Size, Text, choose, leveled, outside, pilot_of, train
+from minigpt.sizing.law import MOST_PASSES, TIED_FROM, Size, Text, choose, heads_of, leveled, outside, pilot_of, train
 from minigpt.sizing.speeds import Speeds
 
 # Fields of a Size -> names of settings.
@@ -81,7 +81,7 @@ class Dial:
         given = values(config)
         self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
         if (width := self.fixed.get("n_embd")) is not None:  # the law chooses heads and hidden width for its own widths
-            heads = self.fixed.get("n_head") or max(n for n in range(1, width // 32 + 2) if width % (2 * n) == 0)
+            heads = self.fixed.get("n_head") or heads_of(width)
             hidden = self.fixed.get("n_hidden") or math.ceil(8 * width / 3 / 32) * 32
             kv_heads, dim = self.fixed.get("n_kv_head") or heads, self.fixed.get("head_dim") or width // heads
             self.fixed |= {"n_head": heads, "n_kv_head": kv_heads, "head_dim": dim, "n_hidden": hidden}

@@ -152,11 +152,17 @@ def candidates(text: Text) -> Iterator[Size]:
     largest = max(512, 2 ** int(math.log2(max(1, rows))))
     longest = max(NEAR, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_PLACE))))
     for layers, width, context, vocabulary in SHAPES:
-        heads, hidden = max(2, round(width / 64)), max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
+        heads, hidden = heads_of(width), max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
         lr, known, window = 0.014 * min(1.0, 128 / width) ** 0.5, min(vocabulary, largest), min(context, longest)
         for batch in BATCHES:
             tied = width >= TIED_FROM
             yield Size(layers, width, heads, heads, width // heads, hidden, known, window, tied, batch, lr)
+
+
+def heads_of(width: int) -> int:
+    """Return how many heads of even width divide a width: two, from 192 on of about 64 each; one below 64."""
+    most = max(1, min(2, width // 32), round(width / 64))
+    return max((heads for heads in range(1, most + 1) if width % (2 * heads) == 0), default=1)
 
 
 def choose(

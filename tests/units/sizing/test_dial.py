@@ -26,6 +26,13 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, steps: int | None):
     assert (leveled == text) == (steps is None)
 
 
+@pytest.mark.parametrize(("width", "heads"), [(16, 1), (50, 1), (96, 2), (128, 2), (288, 4), (320, 5)])
+def test_a_typed_width_has_heads_as_wide_as_a_chosen_one(width: int, heads: int):
+    config = compose("train", ["experiment=text", "data=stdlib", "budget=60s", f"model.n_embd={width}"])
+    fixed = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes()).fixed
+    assert (fixed["n_head"], fixed["head_dim"]) == (heads, width // heads)
+
+
 def test_on_a_gpu_a_step_takes_as_long_as_its_launches_until_the_gpu_is_busy(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 500)
     words = [f"data.source={tmp_path / 'text.txt'}", f"data.dir={tmp_path / 'data'}"]
