@@ -16,10 +16,10 @@ from typing import Any
 from minigpt.config.check import check
 from minigpt.config.convert import as_typed, assign, seconds_of, values
 from minigpt.config.schema import TrainConfig
-from minigpt.data.measures.baselines import baselines
+from minigpt.data.measures.baselines import VAL_BYTES, baselines
 from minigpt.data.prepared import Prepared
 from minigpt.data.preparing.prepare import prepare
-from minigpt.data.sources.corpus import find_corpus
+from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.model.gpt import empty_gpt
@@ -76,8 +76,9 @@ class Dial:
         self.config, self.device, self.pilot, self.processes = config, device, pilot, processes
         self.seconds = seconds
         self.started, self.validations = self.elapsed(), VALIDATIONS
-        # trainer.compile: "off" until it was measured. On a CPU "auto" compiles no short training, on a GPU all.
-        self.compiles = {"trainer.compile": "off"} if device == "cuda" and config.trainer.compile == "auto" else {}
+        self.others: dict[str, Any] = {}  # settings that are no part of a size
+        if device == "cuda" and config.trainer.compile == "auto":  # on a CPU "auto" compiles no short training
+            self.others["trainer.compile"] = "off"  # until it was measured
         given = values(config)
         self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
         if (width := self.fixed.get("n_embd")) is not None:  # the law chooses heads and hidden width for its own widths
@@ -98,11 +99,15 @@ class Dial:
 
     def read(self, seconds: float) -> tuple[Prepared, Text]:
         """Prepare the text, with the vocabulary that is best for this time, and measure it."""
-        data, tokenizer = self.config.data, copy.copy(self.config.tokenizer)
-        corpus = find_corpus(data)
+        data, tokenizer = copy.copy(self.config.data), copy.copy(self.config.tokenizer)
+        with self.processes.rank_zero_first():
+            corpus = look_inside(find_corpus(data))
         if corpus.size < LEAST_BYTES:
             wanted = f"budget= sizes a model for at least {size_text(LEAST_BYTES)}"
             raise UserFault(f"{data.source or data.name} holds {size_text(corpus.size)}: {wanted}. Use more text")
+        is_large = corpus.rule in ("label", "content", "tail") and data.val_fraction * corpus.size > VAL_BYTES
+        if is_large and "data.val_fraction" not in self.config.typed:  # validating more takes time from training
+            data.val_fraction = self.others["data.val_fraction"] = float(f"{VAL_BYTES / corpus.size:.2g}")
         if self.device != "cpu":
             self.speeds.know_launches(self.whole(pilot_of(Text(corpus.size, *USUAL), self.fixed)))
         if tokenizer.name == "bpe" and corpus.rule != "tokens" and "vocab_size" not in self.fixed:
@@ -158,7 +163,7 @@ class Dial:
         chosen["samples.every_steps"] = math.ceil(size.steps / 2)
         save = min(size.steps / 4, SAVE_SECONDS * self.speeds(size) / size.batch_tokens)
         chosen["checkpoint.every_steps"] = math.ceil(save)
-        chosen |= self.compiles
+        chosen |= self.others
         return {key: value for key, value in chosen.items() if key not in config.typed}
 
     def choose(self, text: Text, val_tokens: int, budget: str, spent: Callable[[], float]) -> Size:
@@ -194,14 +199,14 @@ class Dial:
         patience = COMPILE_SHARE.get(self.device, 0.0) * self.seconds
         if not is_open or patience - self.speeds.spent < COMPILE_SECONDS:
             return size
-        began, plain, self.compiles = self.elapsed(), self.speeds(size), {"trainer.compile": "on"}
+        began, plain, self.others["trainer.compile"] = self.elapsed(), self.speeds(size), "on"
         fast = self.speeds.measure(size, 2.0)
         seconds -= self.elapsed() - began
         tell(f"Speed      {fast:,.0f} tokens/s compiled")
         if fast * (seconds - AGAIN) > plain * seconds:
             self.speeds.gain, seconds = fast / plain, seconds - AGAIN
         else:
-            self.compiles = {"trainer.compile": "off"}
+            self.others["trainer.compile"] = "off"
         return self.whole(train(text, size, seconds * self.speeds(size), self.fixed))
 
 

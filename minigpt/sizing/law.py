@@ -182,7 +182,7 @@ def choose(
 def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Size:
     """Return a size with the steps and weight decay for so many tokens (rounded, since speeds vary)."""
     most = MOST_PASSES * text.bytes / text.bytes_of(1, size.vocab_size)
-    rounded = min(most, 1.05 ** math.floor(math.log(max(1.0, tokens), 1.05)))
+    rounded = min(most, 1.05 ** round(math.log(max(1.0, tokens), 1.05)))
     steps = given.get("steps") or max(1, round(rounded / size.batch_tokens))
     passes = text.bytes_of(steps * size.batch_tokens, size.vocab_size) / text.bytes
     forgotten = DECAY * passes * min(1.0, max(LEAST_DECAY, passes / DECAY_PASSES))
