@@ -43,8 +43,10 @@ def nearest_multiples(key: str, value: int, unit: int) -> str:
 # --- the model ---
 
 
-@rule("model.n_embd", "model.n_head", "model.head_dim", "model.attention")
-def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str) -> Iterator[str]:
+@rule("model.n_embd", "model.n_head", "model.head_dim", "model.attention", "budget")
+def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str, budget: str | None) -> Iterator[str]:
+    if budget:
+        return  # it chooses what is left open
     if not head_dim and n_embd % n_head:
         remedy = f"Use {nearest_multiples('model.n_embd', n_embd, n_head)}."
         yield f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}. {remedy}"
@@ -176,14 +178,14 @@ def one_device_trains_in_stages(experiment: str | None, source: str | None, devi
         yield f"init.experiment={experiment} is for one device. Type {first}, then init.from=ITS_RUN on several."
 
 
-@rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices", "trainer.nodes")
+@rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices", "trainer.nodes", "budget")
 def batch_splits_evenly(
-    batch_tokens: int, block_size: int, micro_batch: int, devices: int, nodes: int
+    batch_tokens: int, block_size: int, micro_batch: int, devices: int, nodes: int, budget: str | None
 ) -> Iterator[str]:
     factors = {"model.block_size": block_size, "trainer.micro_batch": micro_batch or 1, "trainer.devices": devices}
     factors["trainer.nodes"] = nodes
     unit = math.prod(factors.values())
-    if batch_tokens % unit:
+    if batch_tokens % unit and not budget:
         parts = " x ".join(f"{key}={number}" for key, number in factors.items() if number > 1)
         remedy = f"Use {nearest_multiples('batch_tokens', batch_tokens, unit)}."
         yield f"batch_tokens={batch_tokens} is not a multiple of {unit} tokens, {parts}. {remedy}"

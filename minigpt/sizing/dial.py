@@ -27,7 +27,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import MOST_PASSES, TIED_FROM, Size, Text, choose, heads_of, leveled, outside, pilot_of, train
+from minigpt.sizing.law import MOST_PASSES, Size, Text, choose, leveled, outside, pilot_of, train
 from minigpt.sizing.speeds import Speeds
 
 # Fields of a Size -> names of settings.
@@ -73,6 +73,8 @@ class Dial:
     def __init__(
         self, config: TrainConfig, device: str, measure: Measure, pilot: Pilot, seconds: float, processes: Processes
     ):
+        if lengths := config.typed & LENGTHS:
+            raise UserFault(f"budget={config.budget} sets how long is trained. Leave out {', '.join(sorted(lengths))}")
         self.config, self.device, self.pilot, self.processes = config, device, pilot, processes
         self.seconds = seconds
         self.started, self.validations = self.elapsed(), VALIDATIONS
@@ -80,13 +82,9 @@ class Dial:
         if device == "cuda" and config.trainer.compile == "auto":  # on a CPU "auto" compiles no short training
             self.others["trainer.compile"] = "off"  # until it was measured
         given = values(config)
-        self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
-        if (width := self.fixed.get("n_embd")) is not None:  # the law chooses heads and hidden width for its own widths
-            heads = self.fixed.get("n_head") or heads_of(width)
-            hidden = self.fixed.get("n_hidden") or math.ceil(8 * width / 3 / 32) * 32
-            kv_heads, dim = self.fixed.get("n_kv_head") or heads, self.fixed.get("head_dim") or width // heads
-            self.fixed |= {"n_head": heads, "n_kv_head": kv_heads, "head_dim": dim, "n_hidden": hidden}
-            self.fixed.setdefault("tied", width >= TIED_FROM)
+        typed_values = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
+        follow = ("n_kv_head", "head_dim", "n_hidden")  # 0: they follow from others
+        self.fixed = {name: value for name, value in typed_values.items() if value or name not in follow}
 
         def measure_size(size: Size, seconds: float) -> float:
             return measure(applied(config, self.settings(size)), size.vocab_size, seconds)
@@ -179,7 +177,7 @@ class Dial:
                 waited = max(0.0, spent() - sum(os.times()[:4]))  # for other programs: not charged to the budget
                 other = seconds - training - waited
                 if other > (1 - LEAST_SHARE) * seconds:
-                    wrong = f"starting, reading and validating take {duration(other)} with this text"
+                    wrong = f"starting, reading and validating take {duration(other)} with this text and model"
                     least = 10 * math.ceil(1.5 * other / 10)
                     raise UserFault(f"budget={budget} is too short: {wrong}. Use budget={least}s or more")
                 if not validation:
@@ -247,8 +245,6 @@ def row_of(budget: str, size: Size) -> Sequence[str]:
 def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, processes: Processes) -> dict[str, Any]:
     """Choose the settings of a run, print them, and return what its budget.json holds."""
     budget = str(config.budget)
-    if lengths := config.typed & LENGTHS:
-        raise UserFault(f"budget={budget} sets how long is trained. Leave out {', '.join(sorted(lengths))}")
     if "," in budget:
         raise UserFault(f"budget={budget}: a training has one. minigpt plan budget={budget} shows what each would buy")
     seconds = seconds_of(budget) or 0.0

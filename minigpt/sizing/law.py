@@ -153,16 +153,31 @@ def candidates(text: Text) -> Iterator[Size]:
     longest = max(NEAR, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_PLACE))))
     for layers, width, context, vocabulary in SHAPES:
         heads, hidden = heads_of(width), max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
-        lr, known, window = 0.014 * min(1.0, 128 / width) ** 0.5, min(vocabulary, largest), min(context, longest)
+        known, window, tied = min(vocabulary, largest), min(context, longest), width >= TIED_FROM
         for batch in BATCHES:
-            tied = width >= TIED_FROM
-            yield Size(layers, width, heads, heads, width // heads, hidden, known, window, tied, batch, lr)
+            yield Size(layers, width, heads, heads, width // heads, hidden, known, window, tied, batch, lr_of(width))
+
+
+def lr_of(width: int) -> float:
+    """Return the learning rate of tables and vectors."""
+    return 0.014 * min(1.0, 128 / width) ** 0.5
 
 
 def heads_of(width: int) -> int:
     """Return how many heads of even width divide a width: two, from 192 on of about 64 each; one below 64."""
     most = max(1, min(2, width // 32), round(width / 64))
     return max((heads for heads in range(1, most + 1) if width % (2 * heads) == 0), default=1)
+
+
+def fitted(size: Size, given: Mapping[str, Any]) -> Size:
+    """Return a size with given values. What they leave open of its heads, MLP and lr follows from its width."""
+    width, own = given.get("n_embd", size.n_embd), dict[str, Any]()
+    if "n_embd" in given:
+        own = {"n_hidden": math.ceil(8 * width / 3 / 32) * 32, "tied": width >= TIED_FROM, "lr": lr_of(width)}
+    if given.keys() & {"n_embd", "n_head"}:
+        heads = given.get("n_head", heads_of(width))
+        own |= {"n_head": heads, "n_kv_head": heads, "head_dim": max(2, width // heads // 2 * 2)}
+    return replace(size, **{**own, **given})
 
 
 def choose(
@@ -173,7 +188,7 @@ def choose(
     `tokens_per_second` is the machine's speed for a size; `fixed` holds fields of `Size` with given values.
     """
     given = dict(fixed or {})
-    sizes = dict.fromkeys(replace(size, **given) for size in candidates(text))
+    sizes = dict.fromkeys(fitted(size, given) for size in candidates(text))
     trained = [train(text, size, seconds * tokens_per_second(size), given) for size in sizes]
 
     return min(trained, key=lambda size: (max(0, LEAST_STEPS - size.steps), size.bits_per_byte))
@@ -203,7 +218,7 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
     given = {name: value for name, value in given.items() if name != "steps"}
     tokens = min(MOST_PILOT, PILOT * 2 ** int(math.log2(max(1.0, times))))
     own = {"batch_tokens": PILOT_BATCH, "lr": PILOT_LR}  # with which it was measured
-    return train(text, replace(next(candidates(text)), **(own | given)), tokens, given)
+    return train(text, fitted(next(candidates(text)), own | given), tokens, given)
 
 
 def leveled(text: Text, pilot: Size, bits: float) -> Text:

@@ -160,7 +160,7 @@ def test_what_no_budget_can_do_is_one_sentence_with_the_least_that_would(texts, 
 def test_a_budget_that_reading_and_validating_use_up_says_what_would_do(texts, quick, monkeypatch):
     monkeypatch.setattr(dial, "REPORT_SHARE", 1e9)
     with pytest.raises(
-        UserFault, match=r"budget=30s is too short: .* take .* with this text. Use budget=\d+0s or more"
+        UserFault, match=r"budget=30s is too short: .* take .* with this text and model. Use budget=\d+0s or more"
     ):
         train(*texts, "budget=30s")
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.ranks.group import Processes
 from minigpt.sizing.dial import Dial, applied
@@ -26,11 +27,26 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, steps: int | None):
     assert (leveled == text) == (steps is None)
 
 
-@pytest.mark.parametrize(("width", "heads"), [(16, 1), (50, 1), (96, 2), (128, 2), (288, 4), (320, 5)])
-def test_a_typed_width_has_heads_as_wide_as_a_chosen_one(width: int, heads: int):
-    config = compose("train", ["experiment=text", "data=stdlib", "budget=60s", f"model.n_embd={width}"])
-    fixed = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes()).fixed
-    assert (fixed["n_head"], fixed["head_dim"]) == (heads, width // heads)
+@pytest.mark.parametrize(
+    ("typed", "shape"),
+    [
+        ("model.n_embd=16", (16, 1, 1, 16, 64)),
+        ("model.n_embd=101", (101, 1, 1, 100, 288)),
+        ("model.n_embd=96", (96, 2, 2, 48, 256)),
+        ("model.n_embd=320", (320, 5, 5, 64, 864)),
+        ("model.n_embd=96 model.n_head=3", (96, 3, 3, 32, 256)),
+        ("model.n_embd=96 model.head_dim=0 model.n_kv_head=1 model.n_hidden=100", (96, 2, 1, 48, 100)),
+        ("model.n_head=4", (64, 4, 4, 16, 192)),
+    ],
+)
+def test_what_a_typed_shape_leaves_open_follows_from_its_width(typed: str, shape: tuple[int, ...]):
+    config = compose("train", ["experiment=text", "data=stdlib", "budget=60s", "model.block_size=300", *typed.split()])
+    assert not check(config)  # what is chosen need not fit what is typed
+    sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes())
+    size = sizer.whole(pilot_of(Text(10**7, 1.7, 1.9), sizer.fixed))
+    model = applied(config, sizer.settings(size)).model
+    assert (size.n_embd, size.n_head, size.n_kv_head, size.head_dim, size.n_hidden) == shape
+    assert (model.n_embd, model.n_head, model.n_kv_head, model.n_hidden) == shape[:3] + shape[4:]
 
 
 @pytest.mark.parametrize(("typed", "fraction"), [([], 0.042), (["data.val_fraction=0.5"], 0.5)])
