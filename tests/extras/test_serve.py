@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -78,16 +77,6 @@ def test_the_official_clients_calls(client):
     with pytest.raises(openai.BadRequestError, match="temperature") as error:
         client.completions.create(model="run", prompt="a", temperature=-1)
     assert error.value.param == "temperature"
-
-
-def test_a_text_in_company_is_the_text_alone(client):
-    def text(seed):
-        options = {"prompt": "wood" * (seed % 3 + 1), "max_tokens": 40, "seed": seed}
-        return client.completions.create(model="run", **options).choices[0].text
-
-    alone = [text(seed) for seed in range(12)]
-    with ThreadPoolExecutor(12) as pool:
-        assert list(pool.map(text, range(12))) == alone
 
 
 @pytest.mark.parametrize("stream", [True, False])

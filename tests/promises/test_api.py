@@ -92,18 +92,20 @@ def test_wrong_names_and_options_are_named(run):
 
 
 def test_what_a_config_starts_from_is_trained_first(monkeypatch):
-    seen = []
+    seen, codes = [], iter([STOPPED, FINISHED, FINISHED])
 
     def trained(config, callbacks):
         seen.append((config.experiment, config.init.source, config.seed, callbacks))
-        return FINISHED
+        return next(codes)
 
     monkeypatch.setattr("minigpt.training.run.train", trained)
     words = ["experiment=chat_tiny", "data=stdlib", "seed=3", "run.dir=two"]
-    callback = Callback()
+    callback, first = Callback(), ("chat_tiny_base", None, 3, ())
+    assert minigpt.train(minigpt.compose(words), [callback]).code == STOPPED
+    assert seen == [first]
     result = minigpt.train(minigpt.compose(words), [callback])
     assert (result.dir, result.code, result.best) == (Path("two"), FINISHED, None)
-    assert seen == [("chat_tiny_base", None, 3, ()), ("chat_tiny", "two-chat_tiny_base", 3, [callback])]
+    assert seen[1:] == [first, ("chat_tiny", "two-chat_tiny_base", 3, [callback])]
 
 
 def test_the_demo_shows_a_sample_of_a_finished_run_and_what_to_type(monkeypatch, run, capsys):

@@ -217,14 +217,6 @@ def test_a_short_training_on_the_text_gives_the_law_its_level(texts, tmp_path):
     assert law.bits_per_byte(easier, pilot) == pytest.approx(0.9 * law.bits_per_byte(text, pilot))
 
 
-def test_the_law_spends_more_time_on_larger_models():
-    text = law.Text(7_000_000, 1.75, 1.45)
-    sizes = [law.choose(text, seconds, lambda size: 1e11 / size.multiplied / 6) for seconds in (60, 600, 6000)]
-    assert sizes[0].multiplied < sizes[1].multiplied < sizes[2].multiplied
-    assert sizes[0].bits_per_byte > sizes[1].bits_per_byte > sizes[2].bits_per_byte
-    assert all(size.low < size.bits_per_byte < size.high for size in sizes)
-
-
 def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(run, capsys, tmp_path):
     words = ("trainer.epochs=5", "batch_tokens=1024")
     assert refuse_changed_run(run(*words), compose("train", run.arguments(*words))) == []

@@ -213,6 +213,7 @@ def test_exit_codes(run, monkeypatch, capsys, code):
     assert ("Traceback" in screen.err) == (code == 1)
     assert screen.err.startswith("Error: ") == (code in (2, 4, 5))
     assert ("Stopped" in screen.out + screen.err) == (code in (75, 130))
+    assert (run.folder / "data").exists() == (code not in (2, 130))  # Ctrl-C before the first step: at once
     assert f"| {code} |" in (Path(__file__).parents[2] / "docs" / "RELIABILITY.md").read_text()
 
 

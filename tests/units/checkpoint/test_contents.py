@@ -59,14 +59,6 @@ def test_copies_stay_while_training_goes_on():
     assert copy_tensors({"a": tensor}, None) == {}
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_an_optimizer_continues_where_it_stood(name):
-    before, after = stepped(name), stepped(name, seed=1)
-    restore_optimizer(optimizer_tensors(before), after)
-    for key, tensor in optimizer_tensors(before).items():
-        assert torch.equal(optimizer_tensors(after)[key], tensor)
-
-
 def test_averages_of_another_optimizer_or_with_nan_are_refused():
     averages = optimizer_tensors(stepped("muon"))
     with pytest.raises(UserFault, match="is not of this model and optimizer"):

@@ -1,7 +1,5 @@
 """Batches: the windows of the data order, dealt to ranks and micro-batches, with or without weights."""
 
-from itertools import islice
-
 import numpy as np
 import pytest
 import torch
@@ -39,12 +37,6 @@ def test_targets_are_the_tokens_one_place_later():
 def test_weights_are_those_of_the_targets():
     batch = batches(Squares(weighted=True))[7]
     assert torch.equal(batch.weights**2, batch.targets.float())
-
-
-def test_iterating_begins_with_the_first_micro_batch_of_a_step():
-    plain = batches()
-    got = list(islice(batches(start_step=2), 4))
-    assert all(torch.equal(one.tokens, plain[index].tokens) for one, index in zip(got, range(6, 10), strict=True))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

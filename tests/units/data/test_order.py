@@ -83,10 +83,6 @@ def test_offsets_are_uniform_over_epochs_and_seeds():
         assert ((counts - expected) ** 2 / expected).sum() < 37.7
 
 
-def test_the_shortest_split_has_one_window():
-    assert window_starts(4, seed=9, n_tokens=33, block_size=32, sequences=3).tolist() == [0, 0, 0]
-
-
 def test_too_few_tokens_are_refused_with_what_would_fit():
     with pytest.raises(UserFault) as fault:
         window_starts(0, seed=1, n_tokens=100, block_size=128, sequences=4)

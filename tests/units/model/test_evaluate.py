@@ -1,7 +1,5 @@
 """Whole-split evaluation: every token but the first predicted once, weighted by tokens, in honest bytes."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from torch import nn
 from minigpt.config.schema import ModelConfig
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
-from minigpt.model.evaluate import Score, evaluate, nats_and_right, token_losses
+from minigpt.model.evaluate import evaluate, nats_and_right, token_losses
 from minigpt.model.gpt import GPT
 
 BYTE = build_tokenizer("byte")
@@ -29,16 +27,6 @@ class Bigram(nn.Module):
 
     def forward(self, tokens):
         return self.table[tokens]
-
-
-@pytest.mark.parametrize(("length", "block_size", "batch"), [(50, 7, 3), (50, 7, 100), (8, 7, 1), (5, 7, 2), (2, 1, 4)])
-def test_every_token_is_predicted_exactly_once(length, block_size, batch):
-    split = split_of(range(length))
-    windows = [windows for windows, _, _ in split.scored_windows(block_size, batch)]
-    targets = np.concatenate([rows[:, 1:].flatten() for rows in windows])
-    inputs = np.concatenate([rows[:, :-1].flatten() for rows in windows])
-    assert targets.tolist() == list(range(1, length))
-    assert inputs.tolist() == list(range(length - 1))
 
 
 @pytest.mark.parametrize("stride", [1, 3, 6, 7])
@@ -90,10 +78,3 @@ def test_logits_of_a_large_context_are_made_in_pieces(monkeypatch, stride):
     monkeypatch.setattr("minigpt.model.evaluate.MAX_LOGITS", 37 * 3)
     torch.testing.assert_close(measured(), whole)
     assert max(sizes) == 3
-
-
-def test_the_three_units_of_a_score():
-    score = Score(nats=100 * math.log(2), tokens=50, bytes=200)
-    assert score.loss == pytest.approx(2 * math.log(2))
-    assert score.perplexity == pytest.approx(4.0)
-    assert score.bits_per_byte == pytest.approx(0.5)

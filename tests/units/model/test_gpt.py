@@ -20,19 +20,19 @@ GPT2 = {  # n_layer, n_head, n_embd, parameters
 }
 
 
-def make(*, kernel="fused", spread=True, seed=0, dtype=torch.float32, **options):
-    torch.manual_seed(seed)
+def make(*, kernel="fused", spread=True, **options):
+    torch.manual_seed(0)
     sizes = {"n_layer": L, "n_head": H, "n_embd": C, "block_size": BLOCK}
     model = GPT(ModelConfig(**(sizes | options)), V, kernel=kernel)
     if spread:  # away from the initialisation: biases that aren't 0, attention that isn't even
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.15 * torch.randn_like(parameter)
-    return model.to(dtype)
+    return model
 
 
-def tokens(B=B, T=T, seed=1):
-    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+def tokens():
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(1))
 
 
 def loss_of(logits, targets):
@@ -86,21 +86,7 @@ def test_initial_weights_are_gpt2s_with_residual_projections_scaled_by_depth():
             assert (parameter == 0).all(), name
 
 
-# Two ways, the same numbers
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("masked", [False, True])
-def test_explicit_equals_fused_in_value_and_gradient_through_the_whole_gpt(attention, masked):
-    mask = padding_mask(torch.tensor([3, T]), T, side="left") if masked else None
-    explicit = make(kernel="explicit", dtype=torch.float64, attention=attention)
-    fused = make(kernel="fused", dtype=torch.float64, attention=attention)
-    torch.testing.assert_close(explicit(tokens(), mask=mask), fused(tokens(), mask=mask), rtol=0, atol=1e-11)
-    (loss, grads), (twin_loss, twin_grads) = (loss_and_gradients(m, tokens(), mask=mask) for m in (explicit, fused))
-    torch.testing.assert_close(loss, twin_loss, rtol=0, atol=1e-12)
-    for name, grad in grads.items():
-        assert grad.isfinite().all()
-        torch.testing.assert_close(grad, twin_grads[name], rtol=0, atol=1e-11, msg=name)
+# Recomputed activations
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -43,11 +43,3 @@ def test_draw_is_the_first_token_past_the_number(row, number):
     cumulative = list(itertools.accumulate(probabilities))
     past = [token for token, value in enumerate(cumulative) if value > number * cumulative[-1]]
     assert draw(torch.tensor([row], dtype=torch.float64), [number]) == past[:1]
-
-
-def test_a_row_does_not_depend_on_its_neighbours():
-    logits = torch.randn(5, 997, generator=torch.Generator().manual_seed(3))
-    numbers = [uniform(1, 2, position) for position in range(5)]
-    alone = [draw(logits[row : row + 1], [numbers[row]])[0] for row in range(5)]
-    assert draw(logits, numbers) == alone
-    assert draw(logits.flip(0), numbers[::-1]) == alone[::-1]

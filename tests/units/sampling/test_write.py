@@ -1,20 +1,17 @@
-"""The sampling loop with a real GPT: cached equals uncached, a batch equals its rows, training does not notice."""
+"""The sampling loop with a real GPT: cached equals uncached, no two texts are alike, prompts are tokens."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from minigpt.config.schema import ModelConfig, SamplesConfig
+from minigpt.config.schema import ModelConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Reader
-from minigpt.sampling.native.decoder import native_decoder, round_to_int8
-from minigpt.sampling.native.library import find_compiler
-from minigpt.sampling.write import encode_prompt, gpt_forward, start_token, write, write_sample
+from minigpt.sampling.write import encode_prompt, gpt_forward, start_token, write
 
 BLOCK_SIZE = 11
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -22,9 +19,9 @@ BYTE = build_tokenizer("byte")
 PROMPTS = [[72], [100, 101, 102, 10, 32], list(range(60, 90)), [7] * BLOCK_SIZE]  # short, longer than the window, full
 
 
-def tiny_gpt(dtype=torch.float64, *, kernel="fused", dropout=0.0):
+def tiny_gpt(dtype=torch.float64, *, kernel="fused"):
     torch.manual_seed(5)
-    config = ModelConfig(n_layer=2, n_head=2, n_embd=24, block_size=BLOCK_SIZE, dropout=dropout)
+    config = ModelConfig(n_layer=2, n_head=2, n_embd=24, block_size=BLOCK_SIZE)
     model = GPT(config, BYTE.vocab_size, kernel=kernel).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -49,54 +46,6 @@ def test_cached_logits_are_the_uncached_ones_while_windows_move(dtype, kernel):
         if step == 20:
             cached.leave(1)
             written[1] = written.pop()  # the last one takes its row
-
-
-@torch.inference_mode()
-def test_a_padded_batch_has_the_logits_of_its_rows_alone():
-    model = tiny_gpt()
-    reader = Reader(gpt_forward(model), BLOCK_SIZE)
-    together = reader.next_logits(PROMPTS)
-    for row, prompt in enumerate(PROMPTS):
-        assert (together[row] - reader.next_logits([prompt])[0]).abs().max() < 1e-10
-        window = prompt if row != 2 else prompt[-9:]  # of its 30 tokens: 12 -> the last 5, ... 18 -> 11, 19 -> 5, ...
-        assert (together[row] - model(torch.tensor([window]))[0, -1]).abs().max() < 1e-10
-
-
-@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize(("int8", "num_samples"), [(True, 1), (False, 9)])  # with four prompts: MAX_ROWS is between
-def test_with_the_native_step_the_text_is_the_same_while_windows_move(int8, num_samples):
-    model = tiny_gpt(torch.float32)
-    if int8:
-        round_to_int8(model)
-    options = SamplingOptions(max_new_tokens=25, temperature=1.0, repetition_penalty=1.2, seed=3)
-    plain = write(model, BYTE, PROMPTS, options, num_samples=num_samples)
-    decoder = native_decoder(model, int8=int8)
-    native = write(model, BYTE, PROMPTS, options, num_samples=num_samples, decoder=decoder)
-    assert [text.text for text in native] == [text.text for text in plain]
-
-
-def test_training_does_not_notice_a_live_sample():
-    samples = SamplesConfig(max_new_tokens=15, top_k=9, prompt="Hé")
-
-    def train(with_samples):
-        model = tiny_gpt(torch.float32, dropout=0.2).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        torch.manual_seed(11)
-        written = []
-        for _ in range(3):
-            tokens = torch.randint(257, (2, 9))
-            F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-            if with_samples:
-                written.append(write_sample(model, BYTE, samples, seed=4))
-                assert all(module.training for module in model.modules())
-            optimizer.step()
-            optimizer.zero_grad()
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), written
-
-    plain, _ = train(with_samples=False)
-    sampled, written = train(with_samples=True)
-    assert torch.equal(plain, sampled)
-    assert len(set(written)) == 3
 
 
 def test_no_two_texts_of_a_request_share_random_numbers_and_others_change_none():

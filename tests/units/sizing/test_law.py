@@ -35,10 +35,13 @@ def speed(size: Size) -> float:
 
 
 @pytest.mark.parametrize("text", [PYTHON, NOTES])
-def test_more_time_buys_more(text: Text):
+def test_more_time_buys_more_and_larger_models(text: Text):
     sizes = [choose(text, seconds, speed) for seconds in SECONDS]
     assert all(later.bits_per_byte <= 1.002 * sooner.bits_per_byte for sooner, later in itertools.pairwise(sizes))
     assert all(size.low < size.bits_per_byte < size.high for size in sizes)
+    multiplied = [size.multiplied for size in sizes]
+    assert multiplied == sorted(multiplied)
+    assert multiplied[-1] > 2 * multiplied[0]
     assert all(size.tokens / speed(size) <= 1.03 * seconds for size, seconds in zip(sizes, SECONDS, strict=True))
 
 

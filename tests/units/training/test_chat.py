@@ -9,7 +9,6 @@ from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
 from minigpt.data.chat.roles import has_roles
 from minigpt.faults import UserFault
-from minigpt.stages import train_in_stages
 from minigpt.training.run import train
 
 CHAT = ["data=chat", "model.block_size=32", "batch_tokens=128", "trainer.precision=fp32"]
@@ -110,19 +109,3 @@ def test_a_step_without_an_answer_leaves_the_weights_and_is_not_bad(chat, tmp_pa
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [row["train/loss"] is None for row in rows] == [True, True, True]
     assert all(torch.equal(weights[0], each) for each in weights[1:])
-
-
-def test_an_experiment_is_trained_first_and_its_weights_taken(chat):
-    seen = []
-    config = compose("train", ["experiment=chat_tiny", f"run.dir={chat.run.folder / 'two'}", "trainer.threads=1"])
-    config.data.name = "stdlib"
-
-    def trained(each):
-        seen.append((each.experiment, each.run.dir, each.init.source, each.trainer.threads))
-        return 0 if len(seen) > 1 else 75
-
-    assert train_in_stages(config, ["trainer.threads=1", "run.dir=two"], trained) == 75
-    first = ("chat_tiny_base", f"{chat.run.folder / 'two'}-chat_tiny_base", None, 1)
-    assert seen == [first]
-    assert train_in_stages(config, ["trainer.threads=1"], trained) == 0
-    assert seen[1:] == [first, ("chat_tiny", str(chat.run.folder / "two"), first[1], 1)]

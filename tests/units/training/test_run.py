@@ -12,7 +12,6 @@ import torch
 
 from minigpt.faults import UserFault
 from minigpt.training import output
-from minigpt.training import run as run_module
 from minigpt.training.state import Clock
 
 
@@ -123,16 +122,6 @@ def test_what_lies_in_a_folder_without_a_config_is_left_alone(run):
     with pytest.raises(UserFault, match=r"holds metrics\.jsonl, but no config\.yaml.*Choose another run\.dir"):
         run()
     assert (run.path / "metrics.jsonl").read_text() == '{"step": 5, "reward": 1}\n'
-
-
-def test_a_command_that_is_refused_leaves_no_folder(run, monkeypatch):
-    def refuse(*_):
-        raise UserFault("no")
-
-    monkeypatch.setattr(run_module, "begin_or_continue", refuse)
-    with pytest.raises(UserFault, match="no"):
-        run()
-    assert not run.path.exists()
 
 
 def test_checkpoints_that_are_a_link_are_refused(run, tmp_path):
