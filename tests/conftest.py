@@ -9,7 +9,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,10 @@ class TinyRun:
         self.path = folder / "run"
         (folder / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
 
-    def __call__(self, *extra: str, code: int = 0) -> Path:
+    def __call__(self, *extra: str, code: int = 0, callbacks: Sequence[Any] = ()) -> Path:
         from minigpt.training.run import train
 
-        assert train(compose("train", self.arguments(*extra))) == code
+        assert train(compose("train", self.arguments(*extra)), callbacks) == code
         return self.path
 
     def arguments(self, *extra: str) -> list[str]:
@@ -107,6 +107,16 @@ def _report(request, monkeypatch, _no_report):
     if request.node.get_closest_marker("report"):
         monkeypatch.setattr("minigpt.training.finish.write_report", _no_report[0])
         monkeypatch.setattr("minigpt.training.finish.keep_token_losses", _no_report[1])
+
+
+@pytest.fixture
+def no_group_left():
+    """For tests that form a group of processes within this one."""
+    import torch.distributed as dist
+
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture

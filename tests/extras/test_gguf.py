@@ -30,20 +30,31 @@ def exported(run, folder, *settings: str, kind: str = "f32") -> list[str]:
     return "\n".join(lines).splitlines()
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "unicode"])
-def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
+def llama_cpp(folder):
+    """llama.cpp with an exported model, computing in fp32."""
     xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: make test-extras")
-    if shape == "unicode":
-        (run.folder / "text.txt").write_text("naïve déjà vu – мир 🙂 ß, und so weiter " * 40)
-    lines = exported(run, tmp_path / "out", *(UNICODE if shape == "unicode" else SHAPES[shape]))
-    assert "largest difference 0.0e+00" in lines[1]
     options = xllamacpp.CommonParams()
-    options.model.path = str(tmp_path / "out" / "model-f32.gguf")
+    options.model.path = str(folder / "model-f32.gguf")
     options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 256, 1, False, -1
     options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
     options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     options.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    server = xllamacpp.Server(options)
+    return xllamacpp.Server(options)
+
+
+def ask(server, path: str, **content) -> dict:
+    request = urllib.request.Request(f"{server.listening_address}/{path}", json.dumps(content).encode())
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "unicode"])
+def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
+    if shape == "unicode":
+        (run.folder / "text.txt").write_text("naïve déjà vu – мир 🙂 ß, und so weiter " * 40)
+    lines = exported(run, tmp_path / "out", *(UNICODE if shape == "unicode" else SHAPES[shape]))
+    assert "largest difference 0.0e+00" in lines[1]
+    server = llama_cpp(tmp_path / "out")
     gpt = minigpt.load(run.path)
     end = gpt.model.vocab_size - 1  # the end-of-text token, or the last character, which stands for it
     prompt = gpt.tokenizer.encode((run.folder / "text.txt").read_text()[:9])
@@ -60,17 +71,12 @@ def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
         assert each["id"] == tokens[-1]
         assert abs(each["logprob"] - float(chances[tokens[-1]])) < (1e-3 if shape.startswith("gpt2") else 5e-5)
     assert len(found) == 20
-
-    def theirs(text: str) -> list[int]:
-        content = json.dumps({"content": text, "add_special": False, "parse_special": False}).encode()
-        address = urllib.request.Request(f"{server.listening_address}/tokenize", content)
-        with urllib.request.urlopen(address, timeout=30) as reply:
-            return json.load(reply)["tokens"]
-
     tokens = torch.randint(gpt.model.vocab_size, (200, 9), generator=torch.Generator().manual_seed(1)).tolist()
     texts = [] if gpt.tokenizer.name == "char" else [TEXT]
     texts += [gpt.tokenizer.decode(row) for row in tokens]
-    assert [theirs(text) for text in texts] == [gpt.tokenizer.encode(text) for text in texts]
+    plain = {"add_special": False, "parse_special": False}
+    theirs = [ask(server, "tokenize", content=text, **plain)["tokens"] for text in texts]
+    assert theirs == [gpt.tokenizer.encode(text) for text in texts]
 
 
 @pytest.mark.parametrize(("kind", "most"), [("f16", 0.05), ("q8_0", 0.5)])
@@ -102,19 +108,11 @@ def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(r
 
 
 def test_llama_cpp_reads_messages_by_our_template(run, tmp_path):
-    xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: make test-extras")
     rows = [json.dumps({"prompt": f"say {n}", "completion": f"it is {n}"}) for n in range(90)]
     (run.folder / "talks.jsonl").write_text("\n".join(rows))
     exported(run, tmp_path / "out", *SHAPES["qwen3"], "data=chat", f"data.source={run.folder / 'talks.jsonl'}")
-    options = xllamacpp.CommonParams()
-    options.model.path = str(tmp_path / "out" / "model-f32.gguf")
-    options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 256, 1, False, -1
-    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
-    server = xllamacpp.Server(options)
+    server = llama_cpp(tmp_path / "out")
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
-    content = json.dumps({"messages": [*messages, {"role": "user", "content": "say 3"}]}).encode()
-    address = urllib.request.Request(f"{server.listening_address}/apply-template", content)
-    with urllib.request.urlopen(address, timeout=30) as reply:
-        prompt = json.load(reply)["prompt"]
+    prompt = ask(server, "apply-template", messages=[*messages, {"role": "user", "content": "say 3"}])["prompt"]
     assert prompt == "<|user|>hello<|assistant|>hi<|end|><|user|>say 3<|assistant|>"
     del server

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch.distributed as dist
 
 from minigpt.config.compose import compose
 from minigpt.machine.choices import choose, usable_memory
@@ -33,13 +32,6 @@ CASES = [
     ("qwen3-350m", 8, 1280, SHARDED, KEPT | {"accumulate": 2}),
     ("qwen3-350m", 16, 1280, ALONE, {}),
 ]
-
-
-@pytest.fixture
-def no_group_left():
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ from minigpt.config.compose import compose
 from minigpt.rundir.rows import read_rows
 from minigpt.training import finish
 from minigpt.training.run import train
-from tests.promises.test_resume import SETTINGS
+from tests.promises.test_resume import arguments
 
 
 class Place:
@@ -23,8 +23,7 @@ class Place:
         (folder / "text.txt").write_text("".join(f"line {n} of {n * n % 17} words\n" for n in range(300)))
 
     def arguments(self, run: str, *extra: str) -> list[str]:
-        where = [f"data.source={self.folder / 'text.txt'}", f"data.dir={self.folder / 'data'}"]
-        return [*SETTINGS, *where, f"run.dir={self.folder / run}", *extra]
+        return arguments(self.folder, run, *extra)
 
     def start(self, run: str, *extra: str) -> int:
         """Begin or continue a run in a process of its own; returns its id."""

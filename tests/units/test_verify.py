@@ -1,12 +1,14 @@
-"""The verdict on exact resume: that it sees every difference, and that its kills are real."""
+"""The verdict on exact resume: that it sees every difference, and that its kills are real and prove something."""
 
 import json
+import math
 import os
 import shutil
 import sys
 
 import pytest
 
+from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.faults import StoppedEarly, UserFault
 from minigpt.rundir.rows import read_rows
@@ -100,6 +102,23 @@ def test_every_difference_but_of_timings_is_seen(run, tmp_path):
         copy = shutil.copytree(one, tmp_path / str(number))
         change(copy)
         assert any(word in line for line in compare_runs(one, copy)[1]), (word, compare_runs(one, copy))
+
+
+def test_a_proof_needs_a_checkpoint_at_a_kill(run, monkeypatch):
+    straight, commands = run("trainer.max_steps=2"), []
+
+    def trained(command, path, kill_after=math.inf):
+        commands.append(command)
+        if kill_after == math.inf:
+            shutil.copytree(straight, path)
+        return kill_after < math.inf  # killed before its first checkpoint
+
+    monkeypatch.setattr("minigpt.verify._train", trained)
+    config = compose("train", run.arguments("trainer.max_steps=30"))
+    config.typed -= {"checkpoint.every_steps"}
+    with pytest.raises(UserFault, match="never killed after its first checkpoint: nothing is proved"):
+        verify_resume(config, ["train"], kills=2, folder=run.folder / "proof")
+    assert commands == 3 * [["train", f"checkpoint.every_steps={min(3, config.checkpoint.every_steps)}"]]
 
 
 def test_ctrl_c_leaves_no_folder(tmp_path):

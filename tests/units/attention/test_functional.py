@@ -64,7 +64,7 @@ def gradients(function, tensors):
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     out = function(*leaves)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(out.dtype)
-    return out.detach(), torch.autograd.grad(out, leaves, direction)
+    return out.detach(), *torch.autograd.grad(out, leaves, direction)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
@@ -100,8 +100,8 @@ def test_queries_and_keys_of_different_width_are_refused_by_name(attention):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_fused_equals_explicit_in_value_and_gradient(mask, dtype):
     tensors = qkv(dtype=dtype)
-    out, grads = gradients(lambda q, k, v: fused_attention(q, k, v, mask), tensors)
-    twin, twin_grads = gradients(lambda q, k, v: explicit_attention(q, k, v, mask)[0], tensors)
+    out, *grads = gradients(lambda q, k, v: fused_attention(q, k, v, mask), tensors)
+    twin, *twin_grads = gradients(lambda q, k, v: explicit_attention(q, k, v, mask)[0], tensors)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.08}[dtype]
     assert out.dtype == twin.dtype == dtype
     torch.testing.assert_close(out, twin, rtol=0, atol=tolerance)
@@ -117,9 +117,9 @@ def test_fused_causal_is_bottom_right_aligned_and_equals_explicit(T, past, paddi
     tensors = qkv(T, S, seed=seed)
     mask = padding_mask(torch.tensor([seed % (S + 1), S]), S, side="left") if padding else None
     both = combine_masks(mask, causal_mask(T, S))
-    out, grads = gradients(lambda q, k, v: fused_attention(q, k, v, mask, causal=True), tensors)
-    twin, twin_grads = gradients(lambda q, k, v: explicit_attention(q, k, v, both)[0], tensors)
-    for ours, reference in zip((out, *grads), (twin, *twin_grads), strict=True):
+    fused = gradients(lambda q, k, v: fused_attention(q, k, v, mask, causal=True), tensors)
+    explicit = gradients(lambda q, k, v: explicit_attention(q, k, v, both)[0], tensors)
+    for ours, reference in zip(fused, explicit, strict=True):
         torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
 
 
@@ -130,13 +130,13 @@ def test_fused_causal_is_bottom_right_aligned_and_equals_explicit(T, past, paddi
 )
 def test_a_row_with_nothing_to_attend_gives_zeros_and_finite_gradients(attention, shape, dtype):
     tensors = qkv(dtype=dtype)
-    out, grads = gradients(lambda q, k, v: attention(q, k, v, torch.zeros(shape, dtype=torch.bool)), tensors)
+    out, *grads = gradients(lambda q, k, v: attention(q, k, v, torch.zeros(shape, dtype=torch.bool)), tensors)
     assert (out == 0).all()
     assert all((grad == 0).all() for grad in grads)
     # Only some rows hidden: these are zero, the others untouched, all gradients finite.
     mask = torch.ones(T, S, dtype=torch.bool)
     mask[2] = False
-    out, grads = gradients(lambda q, k, v: attention(q, k, v, mask), tensors)
+    out, *grads = gradients(lambda q, k, v: attention(q, k, v, mask), tensors)
     assert (out[:, :, 2] == 0).all()
     assert (out[:, :, [0, 1, 3, 4]].abs().amax(dim=-1) > 0).all()
     assert all(grad.isfinite().all() for grad in grads)

@@ -12,6 +12,7 @@ from minigpt.attention.linear import (
     recurrent_linear_attention,
 )
 from minigpt.attention.masks import causal_mask
+from tests.units.attention.test_functional import gradients
 
 B, H, T, DK, DV = 2, 3, 13, 5, 7
 
@@ -20,13 +21,6 @@ def qkv(T=T, *, dtype=torch.float64, scale=1.0, seed=0):
     draw = torch.Generator().manual_seed(seed)
     shapes = ((B, H, T, DK), (B, H, T, DK), (B, H, T, DV))
     return tuple((scale * torch.randn(s, generator=draw, dtype=torch.float64)).to(dtype) for s in shapes)
-
-
-def gradients(function, tensors):
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
-    out = function(*leaves)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(out.dtype)
-    return (out.detach(), *torch.autograd.grad(out, leaves, direction))
 
 
 def by_weights(q, k, v):

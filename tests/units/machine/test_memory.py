@@ -55,13 +55,6 @@ CASES = {
 RARE = {"checkpoints", "explicit attention", "bf16", "llama", "linear", "dropout", "fsdp kept", "fsdp bf16", "hsdp"}
 
 
-@pytest.fixture
-def no_group_left():
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.soak) if name in RARE else name for name in CASES]

@@ -4,9 +4,7 @@ import lightning as L
 import pytest
 import torch
 
-from minigpt.config.compose import compose
 from minigpt.faults import UserFault
-from minigpt.training.run import train
 from minigpt.verify import compare_runs
 
 NEVER = {
@@ -36,19 +34,15 @@ for _name in HOOKS:
     setattr(Notes, _name, _note(_name))
 
 
-def start(run, *settings, callbacks, code=0):
-    assert train(compose("train", run.arguments(*settings)), callbacks=callbacks) == code
-
-
 def test_every_hook_of_lightning_reaches_a_callback_or_is_named_as_one_that_does_not(run):
     notes = Notes()
-    start(run, callbacks=[notes])
+    run(callbacks=[notes])
     assert {name for name, _ in notes.calls} == HOOKS - NEVER
 
 
 def test_the_hooks_of_a_step_come_in_this_order(run):
     notes = Notes()
-    start(run, "trainer.micro_batch=4", "trainer.max_steps=2", callbacks=[notes])
+    run("trainer.micro_batch=4", "trainer.max_steps=2", callbacks=[notes])
     micro_batch = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_train_batch_end"]
     names = [name for name, _ in notes.calls if name != "on_before_zero_grad"]
     first = names.index("on_train_batch_start")
@@ -70,13 +64,13 @@ def test_a_callback_sees_the_numbers_of_the_last_row(run):
         def on_validation_end(self, trainer, pl_module):
             seen.append(float(trainer.callback_metrics["val/loss"]))
 
-    start(run, callbacks=[Read()])
+    run(callbacks=[Read()])
     assert seen == pytest.approx([row["val/loss"] for row in run.rows() if "val/loss" in row])
 
 
 @pytest.mark.parametrize("hook", ["on_validation_end", "on_train_batch_end"])
 def test_a_callback_may_end_the_training_with_a_checkpoint_and_the_run_goes_on(run, tmp_path, hook, capsys):
-    start(run, callbacks=[])
+    run()
     whole = run.path.rename(tmp_path / "whole")
     stop = L.Callback()
 
@@ -84,10 +78,10 @@ def test_a_callback_may_end_the_training_with_a_checkpoint_and_the_run_goes_on(r
         trainer.should_stop = trainer.should_stop or pl_module.state.step == 4
 
     setattr(stop, hook, end)
-    start(run, callbacks=[stop])
+    run(callbacks=[stop])
     assert "by a callback" in capsys.readouterr().out
     assert sorted(path.name for path in run.path.glob("checkpoints/step-*"))[-1] == "step-000000004"
-    start(run, callbacks=[])
+    run()
     assert compare_runs(whole, run.path)[1] == []
 
 
@@ -115,11 +109,11 @@ class Average(L.Callback):
 
 def test_the_state_of_a_callback_goes_on_where_the_run_does(run, tmp_path):
     straight = Average()
-    start(run, callbacks=[straight])
+    run(callbacks=[straight])
     whole = run.path.rename(tmp_path / "whole")
-    start(run, callbacks=[Average(stop_at=2)])
+    run(callbacks=[Average(stop_at=2)])
     resumed = Average()
-    start(run, callbacks=[resumed])
+    run(callbacks=[resumed])
     assert resumed.history == [0, 1, 2, 3, 4, 5]
     assert resumed.seen == 6
     assert torch.equal(resumed.average, straight.average)
@@ -131,5 +125,5 @@ def test_a_state_that_is_not_json_is_refused_before_anything_is_written(run):
     odd = L.Callback()
     odd.state_dict = lambda: {"open": {1, 2}}
     with pytest.raises(UserFault, match=r"set is not JSON serializable"):
-        start(run, callbacks=[odd])
+        run(callbacks=[odd])
     assert not run.path.exists()

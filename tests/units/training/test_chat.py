@@ -21,11 +21,9 @@ def chat(run, capsys):
     rows = [{"prompt": f"say {n}", "completion": f"it is {n}"} for n in range(90)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def start(name, *extra, code=0):
+    def start(name, *extra):
         run.path = run.folder / name
-        words = [word for word in run.arguments() if "data.source" not in word and word != "data=text"]
-        assert train(compose("train", [*words, *CHAT, f"data.source={source}", *extra])) == code
-        return run.path, capsys.readouterr().out
+        return run(*CHAT, f"data.source={source}", *extra), capsys.readouterr().out
 
     start.run = run
     return start

@@ -11,7 +11,6 @@ from minigpt.config.compose import compose
 from minigpt.data.preparing.prepare import prepare
 from minigpt.evaluation.evaluate import evaluate
 from minigpt.faults import UserFault
-from minigpt.training.run import train
 
 MASKED = "data.mask_documents=true"
 
@@ -23,11 +22,9 @@ def notes(run):
     source = run.folder / "notes.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    def start(name, *extra, code=0):
+    def start(name, *extra):
         run.path = run.folder / name
-        words = [word for word in run.arguments() if "data.source" not in word]
-        assert train(compose("train", [*words, f"data.source={source}", "trainer.precision=fp64", *extra])) == code
-        return run.path
+        return run(f"data.source={source}", "trainer.precision=fp64", *extra)
 
     start.run, start.source = run, source
     return start

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
+from tests.units.training.test_step import decide_late
 
 FP16 = ["trainer.precision=fp16", "logger.every_steps=1", "checkpoint.every_steps=4", "trainer.max_steps=12"]
 
@@ -47,13 +47,8 @@ def test_a_scale_that_is_too_high_costs_steps_but_is_no_fault_of_the_guards(run,
 def test_a_run_continues_to_the_same_bytes_with_its_scale(run, monkeypatch, tmp_path, late):
     """The scale falls from 2^22, and rises again after every three steps without an overflow."""
     begin_with_scale(monkeypatch, 2.0**22, growth_interval=3)
-    real = LanguageModel.__init__
-
-    def init(self, *arguments, **options):
-        real(self, *arguments, **options)
-        self.reads_one_step_late = late  # as on a GPU
-
-    monkeypatch.setattr(LanguageModel, "__init__", init)
+    if late:
+        decide_late(monkeypatch)
     settings = [*FP16, "trainer.max_steps=16", "checkpoint.keep_last=9"]
     whole = run(*settings).rename(tmp_path / "whole")
     folders = sorted(whole.glob("checkpoints/step-*"))

@@ -11,11 +11,9 @@ import torch
 
 from minigpt.checkpoint import folder
 from minigpt.checkpoint.folder import list_checkpoints
-from minigpt.config.compose import compose
 from minigpt.faults import StorageFailure
 from minigpt.rundir.rows import read_rows
 from minigpt.training import output, saving
-from minigpt.training.run import train
 
 SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=2", "logger.every_steps=1"]
 
@@ -87,7 +85,7 @@ def test_a_save_leaves_the_threads_of_a_step_alone(run):
 
     settings = ("trainer.threads=2", "model.n_embd=256", "checkpoint.every_steps=2", "validate.every_steps=0")
     try:
-        assert train(compose("train", run.arguments(*settings)), callbacks=[Count()]) == 0
+        run(*settings, callbacks=[Count()])
     finally:
         torch.set_num_threads(1)
     assert len(list_checkpoints(run.path / "checkpoints")) > 1

@@ -9,13 +9,11 @@ from lightning import Trainer as Lightning
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.order import batch_of_step
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.training.guard import StepResult
-from minigpt.training.run import train
 from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
@@ -109,7 +107,7 @@ def test_the_host_waits_once_a_step_when_the_next_ones_work_is_queued(run, monke
     settings = ["trainer.max_steps=9", "validate.every_steps=0", "logger.every_steps=1", f"optimizer={optimizer}"]
     real = Lightning.fit
     monkeypatch.setattr(Lightning, "fit", lambda *a, **k: watched(events, real, *a, **k))
-    assert train(compose("train", run.arguments(*settings)), callbacks=[Note()]) == 0
+    run(*settings, callbacks=[Note()])
     each = "".join("g" if event == "gradients" else "w" for event in events).split("g")[1:]
     assert each[:8] == ["", *["w"] * 7], each  # the first step's numbers come when the second one's update is queued
     assert [row["step"] for row in run.rows()] == list(range(1, 10))
