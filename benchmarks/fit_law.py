@@ -1,7 +1,7 @@
 """Fit the law of minigpt/sizing/law.py to law_runs.csv and law_texts.csv beside this file; add rows and run it again.
 
 Prints the constants that law.py holds, how far each text comes from a law that was fitted on the others alone, and
-how near the forecasts are with pilots of each length, each text left out again.
+how near the forecasts are with pilots of each length, each text left out again. Draws docs/law.png.
 """
 
 import csv
@@ -10,9 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt.sizing.law import Constants, Size, Text, bits_per_byte, copied, counted, far, terms, usual_density
+from minigpt.report.curves import BASELINE, GRID, INK, TRAIN, VALIDATION, drawing, plain
+from minigpt.sizing.law import (
+    Constants,
+    Size,
+    Text,
+    bits_per_byte,
+    copied,
+    counted,
+    far,
+    heads_of,
+    terms,
+    usual_density,
+)
 
 HERE = Path(__file__).parent
+PICTURE = HERE.parent / "docs" / "law.png"
+TIMES = {"minute": BASELINE, "150s": VALIDATION, "300s": TRAIN}  # of one core: groups of equal time
 
 Run = tuple[Text, Size, float, str]  # bits per byte without copying and a long context, and a group of equal FLOPs
 FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "passes"}
@@ -89,6 +103,46 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
         print(f"pilots of {steps} steps: factor {factor:.3f}; of {len(left)} trainings {near}")
 
 
+def draw(texts: dict[str, Text], by: Constants) -> None:
+    """Draw what the law expects beside what was measured: of all trainings, and of sizes in equal time."""
+    rows = [row for row in rows_of("law_runs.csv") if row["init"] == "induction" and row["note"] != "pilot"]
+    came = np.array([float(row["bits"]) for row in rows])
+    sizes = [size_of(row) for row in rows]
+    expected = np.array([bits_per_byte(texts[row["text"]], size, by) for row, size in zip(rows, sizes, strict=True)])
+    with drawing(size=(9.6, 3.4), font_size=8, dpi=150) as figure:
+        whole, *groups = figure.subplots(1, 3)
+        ends = np.array([0.9, 2.4])
+        whole.fill_between(ends, ends / 1.1, ends / 0.9, color=GRID)
+        whole.plot(ends, ends, color=INK, linewidth=0.8)
+        whole.plot(expected, came, "o", color=TRAIN, markersize=3, alpha=0.6)
+        whole.set(xlabel="law alone, bits per byte", ylabel="came", title="All trainings; grey: 10 %")
+        for axes, (text, title) in zip(
+            groups, {"ruby": "Ruby's library", "gnuplot": "gnuplot's pages"}.items(), strict=True
+        ):
+            for time, color in TIMES.items():
+                wide = [size.n_head == heads_of(size.n_embd) for size in sizes]
+                is_in = [
+                    row["equal_flops"] == f"{time} {text}" and is_wide for row, is_wide in zip(rows, wide, strict=True)
+                ]
+                best = {}  # of each shape
+                for index in sorted(np.flatnonzero(is_in), key=lambda index: came[index]):
+                    best.setdefault((sizes[index].n_layer, sizes[index].n_embd), index)
+                order = sorted(best.values(), key=lambda index: sizes[index].multiplied)
+                numbers = [sizes[index].multiplied / 1e6 for index in order]
+                level = np.mean(came[order] / expected[order])
+                label = f"{time.replace('minute', '60s')[:-1]} s of one core"
+                axes.plot(numbers, level * expected[order], ":", color=color)
+                axes.plot(numbers, came[order], "o", color=color, markersize=4, label=label)
+                for index, number in zip(order, numbers, strict=True):
+                    name = f"{sizes[index].n_layer}x{sizes[index].n_embd}"
+                    axes.annotate(name, (number, came[index]), (3, 3), textcoords="offset points", fontsize=6)
+            axes.set(xlabel="parameters of matrices, millions", title=f"{title}; dotted: the law")
+            axes.legend(frameon=False, fontsize=7)
+        for axes in (whole, *groups):
+            plain(axes)
+        figure.savefig(PICTURE)
+
+
 if __name__ == "__main__":
     numbers = ("kneser_ney", "xz", "kneser_ney_part")
     texts = {r["text"]: Text(int(r["bytes"]), *(float(r[name]) for name in numbers)) for r in rows_of("law_texts.csv")}
@@ -104,4 +158,6 @@ if __name__ == "__main__":
             print(f"{name:12} left out: {', '.join(f'{100 * error:+.1f}%' for error in expected)}")
     print(f"fitted: {100 * np.sqrt(np.mean(errors**2)):.1f}% (root mean square)")
     print(f"left out: {100 * np.median(left_out):.1f}% (median), {100 * np.quantile(left_out, 0.9):.1f}% (nine of ten)")
-    judge_pilots(texts, replace(by, factors=tuple(map(float, fit(runs, by)[0]))))
+    by = replace(by, factors=tuple(map(float, fit(runs, by)[0])))
+    judge_pilots(texts, by)
+    draw(texts, by)
