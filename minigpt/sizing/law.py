@@ -30,7 +30,7 @@ class Constants:
     seen_power: float = 0.2
     overfit_power: float = 0.25
     floor: float = 0.3
-    factors: tuple[float, float, float] = (0.2903, 0.1754, 0.2985)
+    factors: tuple[float, float, float] = (0.2891, 0.1775, 0.297)
 
 
 CONSTANTS = Constants()
@@ -43,7 +43,7 @@ TIED_FROM = 160  # width
 COPIED, MOST_COPIED, REPEATING, WIDER, DEEPER = 0.09, 0.13, 1.15, 0.01, 0.025
 # Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
-NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 4.0, 0.004, 0.02
+NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 4.0, 0.001, 0.022
 BATCH_LOSS = 0.011  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
