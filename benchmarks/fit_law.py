@@ -12,6 +12,7 @@ import numpy as np
 
 from minigpt.report.curves import BASELINE, GRID, INK, TRAIN, VALIDATION, drawing, plain
 from minigpt.sizing.law import (
+    MOST_PASSES,
     Constants,
     Size,
     Text,
@@ -45,7 +46,7 @@ def size_of(row: dict[str, str]) -> Size:
 def read(texts: dict[str, Text]) -> list[Run]:
     runs = []
     for row in rows_of("law_runs.csv"):
-        if row["fitted"] == "yes":
+        if row["fitted"] == "yes" and float(row["passes"]) < 1.5 * MOST_PASSES:
             text, size = texts[row["text"]], size_of(row)
             saved = copied(text, size) if row["init"] == "induction" else 0.0
             bits = float(row["bits"]) / (1 - saved) / (1 - far(text, size))
