@@ -27,7 +27,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import MOST_PASSES, Size, Text, choose, leveled, outside, pilot_of, train
+from minigpt.sizing.law import FEW_PASSES, Size, Text, choose, leveled, outside, pilot_of, train
 from minigpt.sizing.speeds import Speeds
 
 # Fields of a Size -> names of settings.
@@ -256,7 +256,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}
     words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]
     ends = dial.elapsed() + size.tokens / dial.speeds(size)
-    if size.passes > 0.7 * MOST_PASSES and ends < 0.7 * seconds:
+    if size.passes > 0.9 * FEW_PASSES and ends < 0.7 * seconds:
         reason = "more passes over so little text would teach it by heart. More text would use the time"
         tell(f"Note       this ends after about {duration(ends)}: {reason}")
     if sentence := outside(text, size):

@@ -16,7 +16,8 @@ from typing import Any
 USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
 MOST_SLOPE = 0.12  # a steeper one comes from passages that stand in several documents: counting learns them at once
 # Repeated passes are worth at most so many passes of new text: for learning, and for the difficulty of a text.
-REPEATS, NEW_REPEATS = 4.0, 1.0
+REPEATS, NEW_REPEATS = 10.0, 1.0
+FEW_PASSES, BY_HEART = 4.0, 0.1  # each doubling of more passes adds so much to overfitting
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
 PILOT_RANGE, REACH = 0.08, 1e7  # the same with a long pilot, up to so many tokens of training
@@ -29,8 +30,8 @@ class Constants:
     size_power: float = 0.3
     seen_power: float = 0.2
     overfit_power: float = 0.15
-    floor: float = 0.2
-    factors: tuple[float, float, float] = (0.2787, 0.1956, 0.3688)
+    floor: float = 0.3
+    factors: tuple[float, float, float] = (0.2405, 0.2087, 0.2821)
 
 
 CONSTANTS = Constants()
@@ -188,15 +189,18 @@ def choose(
     """
     given = dict(fixed or {})
     sizes = dict.fromkeys(fitted(size, given) for size in candidates(text))
-    trained = [train(text, size, seconds * tokens_per_second(size), given) for size in sizes]
+    speeds = [(size, tokens_per_second(size)) for size in sizes]
+    passes = (FEW_PASSES, MOST_PASSES)
+    trained = [train(text, size, seconds * speed, given, most) for size, speed in speeds for most in passes]
 
     return min(trained, key=lambda size: (max(0, LEAST_STEPS - size.steps), size.bits_per_byte))
 
 
-def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Size:
+def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most: float = MOST_PASSES) -> Size:
     """Return a size with the steps and weight decay for so many tokens (rounded, since speeds vary)."""
-    most = MOST_PASSES * text.bytes / text.bytes_of(1, size.vocab_size)
-    rounded = min(most, 1.05 ** round(math.log(max(1.0, tokens), 1.05)))
+    rounded = min(
+        most * text.bytes / text.bytes_of(1, size.vocab_size), 1.05 ** round(math.log(max(1.0, tokens), 1.05))
+    )
     steps = given.get("steps") or max(1, round(rounded / size.batch_tokens))
     passes = text.bytes_of(steps * size.batch_tokens, size.vocab_size) / text.bytes
     weight_decay = round(min(MOST_DECAY, DECAY * passes / (size.matrix_lr * steps)), 2)
@@ -230,7 +234,8 @@ def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
     return (
         (size.multiplied / 1e6) ** -by.size_power,
         (worth(text, size, REPEATS) / 1e6) ** -by.seen_power,
-        (size.multiplied / text.bytes) ** by.overfit_power,
+        (size.multiplied / text.bytes) ** by.overfit_power
+        * (1 + BY_HEART * math.log2(max(1.0, size.passes / FEW_PASSES))),
     )
 
 

@@ -127,7 +127,8 @@ def errors_with_pilots(steps: int, with_level: bool = True) -> list[float]:
     errors = []
     pilots = {row["text"]: row for row in RUNS if row["note"] == "pilot" and 0.9 < int(row["steps"]) / steps < 1.1}
     for row in RUNS:
-        if row["note"] == "context" and row["text"] in pilots:  # those with today's rates
+        is_today = row["note"] == "context" and float(row["passes"]) < 1.5 * law.MOST_PASSES  # rates, and passes
+        if is_today and row["text"] in pilots:
             (text, size), (_, pilot) = text_and_size(row), text_and_size(pilots[row["text"]])
             if with_level:
                 text = leveled(text, pilot, float(pilots[row["text"]]["bits"]))
@@ -177,7 +178,7 @@ def test_the_constants_fit_the_measurements():
 
 def test_the_longer_a_pilot_the_nearer_the_forecast():
     short, middle, long = (errors_with_pilots(steps) for steps in (128, 256, 512))
-    assert len(short) >= len(middle) == len(long) > 30
+    assert len(short) >= len(middle) == len(long) > 20
     assert short[int(0.9 * len(short))] < RANGE
     assert long[int(0.9 * len(long))] < PILOT_RANGE
     near = [sum(error < 0.03 for error in errors) / len(errors) for errors in (short, middle, long)]
