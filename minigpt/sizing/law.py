@@ -189,26 +189,22 @@ def choose(
     """
     given = dict(fixed or {})
     sizes = dict.fromkeys(fitted(size, given) for size in candidates(text))
-    speeds = [(size, tokens_per_second(size)) for size in sizes]
-    passes = (FEW_PASSES, MOST_PASSES)
-    trained = [train(text, size, seconds * speed, given, most) for size, speed in speeds for most in passes]
+    made = [(size, seconds * tokens_per_second(size)) for size in sizes]
+    trained = [train(text, *pair, given, most) for pair in made for most in (FEW_PASSES, MOST_PASSES)]
 
     return min(trained, key=lambda size: (max(0, LEAST_STEPS - size.steps), size.bits_per_byte))
 
 
 def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most: float = MOST_PASSES) -> Size:
     """Return a size with the steps and weight decay for so many tokens (rounded, since speeds vary)."""
-    rounded = min(
-        most * text.bytes / text.bytes_of(1, size.vocab_size), 1.05 ** round(math.log(max(1.0, tokens), 1.05))
-    )
-    steps = given.get("steps") or max(1, round(rounded / size.batch_tokens))
+    tokens = min(most * text.bytes / text.bytes_of(1, size.vocab_size), 1.05 ** round(math.log(max(1.0, tokens), 1.05)))
+    steps = given.get("steps") or max(1, round(tokens / size.batch_tokens))
     passes = text.bytes_of(steps * size.batch_tokens, size.vocab_size) / text.bytes
     weight_decay = round(min(MOST_DECAY, DECAY * passes / (size.matrix_lr * steps)), 2)
     chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay}
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     size = replace(size, passes=passes, **{**chosen, **given})
-    bits = bits_per_byte(text, size)
-    error = text.error if size.tokens < REACH else RANGE
+    bits, error = bits_per_byte(text, size), text.error if size.tokens < REACH else RANGE
     return replace(size, bits_per_byte=bits, low=(1 - error) * bits, high=(1 + error) * bits)
 
 
@@ -231,11 +227,12 @@ def leveled(text: Text, pilot: Size, bits: float) -> Text:
 
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
     """Return the three losses of the law: from few parameters, from few bytes, and from overfitting."""
+    by_heart = 1 + BY_HEART * math.log2(max(1.0, size.passes / FEW_PASSES))
+    seen = (worth(text, size, REPEATS) / 1e6) ** -by.seen_power
     return (
         (size.multiplied / 1e6) ** -by.size_power,
-        (worth(text, size, REPEATS) / 1e6) ** -by.seen_power,
-        (size.multiplied / text.bytes) ** by.overfit_power
-        * (1 + BY_HEART * math.log2(max(1.0, size.passes / FEW_PASSES))),
+        seen,
+        by_heart * (size.multiplied / text.bytes) ** by.overfit_power,
     )
 
 
