@@ -79,7 +79,8 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
     """Print the factor of pilots of each length, and how near the other trainings of their texts come with them."""
     deviations: dict[tuple[str, str], list[tuple[int, float]]] = {}  # (text, pilot or not): steps, log(came / expected)
     for row in rows_of("law_runs.csv"):
-        if row["init"] == "induction" and (row["note"] == "pilot" or float(row["lr"]) < 0.015):  # today's rates
+        is_today = float(row["lr"]) < 0.015 and float(row["passes"]) < 1.5 * MOST_PASSES
+        if row["init"] == "induction" and (row["note"] == "pilot" or is_today):
             size, text = size_of(row), texts[row["text"]]
             text = replace(text, density=size.passes * text.bytes / size.tokens / usual_density(size.vocab_size))
             deviation = float(np.log(float(row["bits"]) / bits_per_byte(text, size, by)))
