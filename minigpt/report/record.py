@@ -173,7 +173,7 @@ def advice(record: Record) -> str:
     """Return what to type, if the verdict says where the loss was heading; else ""."""
     heading, why = trend(record.rows)
     if "budget=" in record.command:  # it sets the steps
-        why = why.replace("trainer.max_steps=N for more", "a longer budget")
+        why = why.replace("trainer.max_steps=N for more", "a longer budget: minigpt plan shows what it would buy")
     if heading not in verdict(record):
         return ""
     remedies = to_type(record.config, record.command)

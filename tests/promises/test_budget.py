@@ -197,6 +197,13 @@ def test_a_long_budget_on_a_cpu_compiles_if_that_is_faster(texts):
     assert 1.2 < more / fewer < 1.5
 
 
+def test_a_text_too_short_for_the_time_is_named_before_the_first_step(texts, quick, monkeypatch, capsys):
+    monkeypatch.setattr(dial, "FEW_PASSES", 0.01)
+    train(*texts, "budget=1h", "run.dir=a")
+    before = capsys.readouterr().out.partition("As typed")[0]
+    assert re.search(r"Note +this ends after about .*: more passes .* by heart. More text would use the time", before)
+
+
 def test_a_short_training_on_the_text_gives_the_law_its_level(texts, tmp_path):
     small = ["model.n_embd=32", "model.n_head=2", "model.n_kv_head=2", "model.n_hidden=64"]
     config = compose("train", [*texts, "experiment=text", *small])

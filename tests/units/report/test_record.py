@@ -72,7 +72,7 @@ def test_a_trend_names_what_to_type(tmp_path):
     assert "budget=" not in advice(tuned)
     sized = record_of(tmp_path / "sized", (5, 4, 3, 2))
     sized.command = "minigpt train data.source=a.txt budget=1min"
-    assert advice(sized) == "Type a longer budget"
+    assert advice(sized) == "Type a longer budget: minigpt plan shows what it would buy"
     decayed = {"optimizer.weight_decay": 4.0}
     assert to_type(decayed, "minigpt train budget=30s") == []
     assert to_type({"data.name": "chat"}) == ["optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"]
