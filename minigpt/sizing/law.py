@@ -196,7 +196,7 @@ def choose(
 
 
 def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most: float = MOST_PASSES) -> Size:
-    """Return a size with the steps and weight decay for so many tokens (rounded, since speeds vary)."""
+    """Return a size with the steps and weight decay for so many tokens (rounded: speeds vary), or `most` passes."""
     tokens = min(most * text.bytes / text.bytes_of(1, size.vocab_size), 1.05 ** round(math.log(max(1.0, tokens), 1.05)))
     steps = given.get("steps") or max(1, round(tokens / size.batch_tokens))
     passes = text.bytes_of(steps * size.batch_tokens, size.vocab_size) / text.bytes
