@@ -133,11 +133,6 @@ def resize_vocabulary(weights: Mapping[str, Tensor], model: GPT, known: int | No
     return resized
 
 
-def unusable(checkpoint: Path, reason: object) -> UserFault:
-    """Return the fault for a checkpoint that can't be used."""
-    return UserFault(f"the checkpoint {checkpoint} can't be used: {reason}. Use that of an earlier step")
-
-
 def lists(checkpoint: Path, name: str) -> bool:
     """Return whether a checkpoint's manifest lists a file of this name."""
     return name in folder.read_manifest(checkpoint)["files"]
@@ -145,10 +140,7 @@ def lists(checkpoint: Path, name: str) -> bool:
 
 def read_json(checkpoint: Path, name: str) -> dict[str, Any]:
     """Return the content of a checkpoint's JSON file."""
-    content = files.read_json(folder.verify_file(checkpoint, name))
-    if not isinstance(content, dict):
-        raise unusable(checkpoint, f"{name} is no mapping")
-    return content
+    return files.read_json(folder.verify_file(checkpoint, name))
 
 
 def read_config(checkpoint: Path) -> TrainConfig:
@@ -166,7 +158,7 @@ def _parsed(checkpoint: Path, name: str, parse: Callable[[Any], Any]) -> Any:
     try:
         return parse(content)
     except UserFault as fault:
-        raise unusable(checkpoint, f"{name}: {fault}") from None
+        raise UserFault(f"{checkpoint / name} can't be used: {fault}. Use the checkpoint of an earlier step") from None
 
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:

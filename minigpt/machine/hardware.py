@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -86,8 +85,9 @@ def probe(device: str, setting: str = "device") -> Hardware:
     name = _cpu_fact("model name") or f"{platform.machine()} CPU"
     # On AMD, MKL uses only AVX2; oneDNN with AVX-512 was measured at twice its speed. With AMX, "medium" rounds to bf16
     # (error 2e-3 instead of 3e-7, measured).
-    onednn = _cpu_fact("vendor_id") == "AuthenticAMD" and not torch.cpu._is_amx_tile_supported()
-    return Hardware("cpu", name, cores, _cpu_bf16(), memory, onednn, threads)
+    amx = torch.cpu._is_amx_tile_supported()
+    onednn = _cpu_fact("vendor_id") == "AuthenticAMD" and not amx
+    return Hardware("cpu", name, cores, amx or torch.cpu._is_avx512_bf16_supported(), memory, onednn, threads)
 
 
 def asked_threads() -> int:
@@ -98,13 +98,6 @@ def asked_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     threads = int(asked) if asked.isascii() and asked.isdigit() else 0
     return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in os.environ else threads
-
-
-def _cpu_bf16() -> bool:
-    """Return whether the processor multiplies bf16 in hardware: otherwise bf16 is many times slower than fp32."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _cpu_fact(key: str) -> str:

@@ -28,11 +28,6 @@ class Layout:
     mesh: DeviceMesh
     parts: int
 
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The processes that hold this copy of the weights together."""
-        return self.mesh.get_group("part")
-
 
 def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
     """Return this process's layout, or None if each process holds all weights. All processes of the run call it."""

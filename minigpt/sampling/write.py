@@ -2,11 +2,12 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minigpt.config.schema import SamplesConfig
 from minigpt.data.chat.roles import has_roles
@@ -21,6 +22,9 @@ from minigpt.sampling.generate import Forward, Reader, TextInProgress, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.stream import TextStream
 from minigpt.seeds import fold
+
+# On a GPU, without cuDNN, which plans anew for each length of a text: 58 instead of 4 ms a token.
+WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
@@ -158,7 +162,7 @@ def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size:
     def forward(tokens: Tensor, lengths: Sequence[int], cache: KVCache | None) -> Tensor:
         if decoder is not None and cache is not None and tokens.shape[1] == 1 and len(lengths) <= MAX_ROWS:
             return decoder(tokens, cache)[..., :vocab_size]
-        with without_cudnn(device):
+        with sdpa_kernel(WITHOUT_CUDNN) if device.type == "cuda" else contextlib.nullcontext():
             hidden = model.hidden(upload(tokens, device), cache=cache)  # (B, T, C)
         if tokens.shape[1] == 1:
             return model.logits(hidden[:, 0])[..., :vocab_size]
@@ -166,18 +170,3 @@ def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size:
         return model.logits(hidden[torch.arange(len(lengths), device=device), last])[..., :vocab_size]
 
     return forward
-
-
-@contextlib.contextmanager
-def without_cudnn(device: torch.device) -> Iterator[None]:
-    """Compute attention on a GPU without cuDNN, which plans anew for each length of a text: 58 instead of 4 ms a token.
-
-    That is GPT-2 124M in bf16 on an H100. In training, whose windows all have one length, cuDNN is the fastest.
-    """
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -83,10 +83,7 @@ class Muon(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torch.enable_grad()(closure)() if closure else None
         matrices, *others = self.param_groups
         if moved := [parameter for parameter in matrices["params"] if parameter.grad is not None]:
             self.move_matrices(moved, matrices["lr"], matrices["weight_decay"])

@@ -262,7 +262,7 @@ def assemble(
         batches = text_batches(config, choices, prepared, **place)
     if layout is not None:
         shard(gpt, layout, config, choices)
-    group = layout.group if layout else None
+    group = layout.mesh.get_group("part") if layout else None  # the processes that hold one copy of the weights
     optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision, group=group)
     if checkpoint is not None:
         restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)

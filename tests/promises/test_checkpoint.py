@@ -108,7 +108,6 @@ def test_a_disk_that_stays_full_ends_the_run_with_exit_code_4_and_the_old_checkp
         ("config.json", {"model": {"n_layer": 10**9}}, "model.n_layer|shape"),
         ("config.json", [1], "config.json"),
         ("tokenizer.json", {"name": "?"}, "tokenizer.json"),
-        ("state.json", [], "state.json is no mapping"),
     ],
 )
 def test_a_checkpoint_that_makes_no_sense_is_refused_by_name(finished, tmp_path, file, content, says):
