@@ -62,7 +62,8 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
 
     weights, gradients = (math.ceil(wide * numbers / shards) for numbers in (sizes.all, sizes.learning))
     muon = config.optimizer.name == "muon"  # one average of a matrix in place of two
-    optimizer = math.ceil(wide * (2 * sizes.learning - (sizes.learning_matrices if muon else 0)) / shards)
+    copies_of = 2 + (config.optimizer.average_fraction > 0)
+    optimizer = math.ceil(wide * (copies_of * sizes.learning - (sizes.learning_matrices if muon else 0)) / shards)
     # Muon's directions and products, measured on matrices of up to 768 x 3,072.
     update = sizes.learning_matrices * {"bf16": 10, "fp64": 30}.get(choices.precision, 15) // shards if muon else 0
     copies = half * (layers * sizes.block_matrices + (0 if choices.loss_chunk else sizes.output))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from minigpt.attention.layers import CausalSelfAttention
 from minigpt.config.schema import OptimizerConfig, ScheduleConfig
+from minigpt.model.parts import local
 from minigpt.training.muon import Muon
 
 
@@ -62,10 +63,7 @@ def muon(
     )
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": adamw,
-    "muon": muon,
-}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adamw": adamw, "muon": muon}
 
 
 def build_optimizer(
@@ -76,7 +74,30 @@ def build_optimizer(
     Each group has its peak learning rate as `initial_lr`, which the schedule multiplies. `precision` is that of the
     run's matrix products (Muon's are in fp32 if it is fp16); `group` holds the model in shards, if any.
     """
-    return OPTIMIZERS[config.name](config, model, precision, group)
+    optimizer = OPTIMIZERS[config.name](config, model, precision, group)
+    if config.average_fraction:
+        optimizer.register_step_post_hook(keep_means)
+    return optimizer
+
+
+def keep_means(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Keep a mean of each weight among the optimizer's averages, for `average_weights`."""
+    for parameter, averages in optimizer.state.items():
+        averages.setdefault("mean", torch.zeros_like(parameter))
+
+
+@torch.no_grad()
+def average_weights(optimizer: torch.optim.Optimizer, step: int, total_steps: int, fraction: float) -> None:
+    """After a step of the last part of a run, take the weights into their mean; after its last step, take the mean.
+
+    Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization".
+    """
+    weights = [local(parameter) for parameter in optimizer.state]
+    means = [local(averages["mean"]) for averages in optimizer.state.values()]
+    if (count := step - total_steps + math.ceil(fraction * total_steps)) > 0:
+        torch._foreach_lerp_(means, weights, 1 / count)
+    if step == total_steps:
+        torch._foreach_copy_(weights, means)
 
 
 def cosine(progress: float, final: float, config: ScheduleConfig) -> float:

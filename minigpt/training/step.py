@@ -27,7 +27,7 @@ from minigpt.training.grpo import CheckedQuestion, answered
 from minigpt.training.guard import Measurement, StepResult, fault_of, judge, scale, scale_on_device
 from minigpt.training.layers import LayerWatch
 from minigpt.training.lightning_engine import call_callbacks, publish
-from minigpt.training.optimizer import lr_factor
+from minigpt.training.optimizer import average_weights, lr_factor
 from minigpt.training.output import RunLog, live_sample, validate
 from minigpt.training.saving import Saving
 from minigpt.training.state import Clock, RunState, StopRequest, TrainingJob, is_due, steps_of
@@ -216,6 +216,8 @@ class LanguageModel(L.LightningModule):
         configure_gradient_clipping, and the update.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        if (fraction := self.config.optimizer.average_fraction) and self.total_steps:
+            average_weights(self.optimizer, self.state.step + len(self.pending), self.total_steps, fraction)
         self.end_steps(at_once=not self.reads_one_step_late)
 
     def end_steps(self, *, at_once: bool) -> None:

@@ -27,8 +27,9 @@ from minigpt.verify import compare_runs
 SETTINGS = shlex.split(
     "data=text tokenizer=byte model=gpt-nano model.n_layer=2 model.n_embd=24 model.n_head=3 "
     "model.block_size=16 model.dropout=0.1 batch_tokens=192 trainer.micro_batch=4 trainer.max_steps=24 "
-    "trainer.device=cpu trainer.threads=1 schedule.warmup_steps=4 validate.every_steps=8 "
-    "checkpoint.every_steps=5 samples.every_steps=9 samples.max_new_tokens=8 logger.every_steps=3"
+    "trainer.device=cpu trainer.threads=1 schedule.warmup_steps=4 optimizer.average_fraction=0.5 "
+    "validate.every_steps=8 checkpoint.every_steps=5 samples.every_steps=9 samples.max_new_tokens=8 "
+    "logger.every_steps=3"
 )
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn as nn
 
-from minigpt.checkpoint.contents import optimizer_tensors
+from minigpt.checkpoint.contents import MODEL, OPTIMIZER, optimizer_tensors, read_tensors
 from minigpt.config.schema import ModelConfig, OptimizerConfig
 from minigpt.model.gpt import GPT
 from minigpt.training.muon import Muon, orthogonal
-from minigpt.training.optimizer import build_optimizer
+from minigpt.training.optimizer import average_weights, build_optimizer
 from minigpt.verify import compare_runs
 
 NUMBERS = {"lr": 0.01, "matrix_lr": 0.02, "momentum": 0.9, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -125,7 +125,27 @@ def test_the_matrices_of_the_blocks_are_muons_and_every_parameter_has_one_group(
     assert [group["initial_lr"] for group in optimizer.param_groups] == [0.25, 0.5, 0.5]
 
 
-MODERN = ["optimizer=muon", "model.attention=rotary", "model.activation=relu_squared", "checkpoint.every_steps=2"]
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_run_ends_with_the_mean_of_its_last_weights(name):
+    gpt = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=4), 31)
+    optimizer, made = build_optimizer(OptimizerConfig(name=name, average_fraction=0.5), gpt), []
+    for step in range(1, 6):
+        gpt(torch.full((1, 4), step)).square().mean().backward()
+        optimizer.step()
+        made.append([parameter.detach().clone() for parameter in gpt.parameters()])
+        average_weights(optimizer, step, 5, 0.5)
+    for parameter, *last in zip(gpt.parameters(), *made[-3:], strict=True):
+        torch.testing.assert_close(parameter.detach(), torch.stack(last).mean(0))
+        assert not torch.equal(parameter, last[-1])
+
+
+MODERN = [
+    "optimizer=muon",
+    "optimizer.average_fraction=0.5",
+    "model.attention=rotary",
+    "model.activation=relu_squared",
+    "checkpoint.every_steps=2",
+]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -135,6 +155,8 @@ def test_a_run_with_it_continues_to_the_same_bytes(run, precision):
     shutil.copytree(straight, run.path)
     shutil.rmtree(run.path / "checkpoints/step-000000006")
     run(*settings)
+    weights, kept = (read_tensors(straight / "checkpoints/step-000000006" / name) for name in (MODEL, OPTIMIZER))
+    assert any(torch.equal(kept["0.mean"], tensor) for tensor in weights.values())
     assert compare_runs(straight, run.path)[1] == []
 
 
