@@ -12,6 +12,7 @@ import numpy as np
 
 from minigpt.report.curves import BASELINE, GRID, INK, TRAIN, VALIDATION, drawing, plain
 from minigpt.sizing.law import (
+    FEW_PASSES,
     MOST_PASSES,
     Constants,
     Size,
@@ -30,7 +31,7 @@ PICTURE = HERE.parent / "docs" / "law.png"
 TIMES = {"minute": BASELINE, "150s": VALIDATION, "300s": TRAIN}  # of one core: groups of equal time
 
 Run = tuple[Text, Size, float, str]  # bits per byte without copying and a long context, and a group of equal FLOPs
-FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "passes"}
+FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "average_fraction", "passes"}
 ORDER = 2.0  # weight of the differences within such a group: they decide which size is chosen
 
 
@@ -79,7 +80,8 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
     """Print the factor of pilots of each length, and how near the other trainings of their texts come with them."""
     deviations: dict[tuple[str, str], list[tuple[int, float]]] = {}  # (text, pilot or not): steps, log(came / expected)
     for row in rows_of("law_runs.csv"):
-        is_today = float(row["lr"]) < 0.015 and float(row["passes"]) < 1.5 * MOST_PASSES
+        few = float(row["passes"]) < 2 * FEW_PASSES or float(row["average_fraction"]) > 0
+        is_today = float(row["lr"]) < 0.015 and few
         if row["init"] == "induction" and (row["note"] == "pilot" or is_today):
             size, text = size_of(row), texts[row["text"]]
             text = replace(text, density=size.passes * text.bytes / size.tokens / usual_density(size.vocab_size))

@@ -23,9 +23,7 @@ class CompareConfig:
     runs: list[str] = setting([], "runs or checkpoints, and `vs`", "watch", literal=True, words=True, required=True)
     which: Which = setting("best", "which checkpoint of a run", "watch")
     device: Device = setting("auto", "where to compute", "machine")
-    data_dir: str | None = setting(
-        None, "prepared tokens, if not where the runs say", "watch", key="data.dir", folder=True
-    )
+    data_dir: str | None = setting(None, "prepared tokens, if elsewhere", "watch", key="data.dir", folder=True)
 
 
 @dataclass

@@ -205,9 +205,7 @@ class LoggerConfig:
 class RunConfig:
     """The run directory."""
 
-    dir: str | None = setting(
-        None, "default runs/EXPERIMENT-TEXT-SHAPE-HASH", "watch", aka="out_dir output_dir", folder=True
-    )
+    dir: str | None = setting(None, "runs/EXPERIMENT-TEXT-SHAPE-HASH", "watch", aka="out_dir output_dir", folder=True)
 
 
 @dataclass
