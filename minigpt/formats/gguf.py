@@ -17,23 +17,16 @@ from minigpt.formats.architecture import bias_word, config_json, family_of
 from minigpt.formats.huggingface import complete_weights, names_of, shapes_of, to_ours, to_theirs
 from minigpt.formats.names import other_names
 from minigpt.formats.tokenizer_json import GO_TEMPLATE, TEMPLATE, as_text, tokenizer_json
+from minigpt.imported_models import FIELDS
 from minigpt.model.gpt import GPT
 
-METHODS = {  # fields of config.json -> what writes them
+METHODS = {  # settings of the model -> what writes them
     "n_embd": "add_embedding_length",
-    "hidden_size": "add_embedding_length",
     "n_layer": "add_block_count",
-    "num_hidden_layers": "add_block_count",
     "n_head": "add_head_count",
-    "num_attention_heads": "add_head_count",
-    "num_key_value_heads": "add_head_count_kv",
-    "n_inner": "add_feed_forward_length",
-    "intermediate_size": "add_feed_forward_length",
-    "n_positions": "add_context_length",
-    "max_position_embeddings": "add_context_length",
-    "layer_norm_epsilon": "add_layer_norm_eps",
-    "rms_norm_eps": "add_layer_norm_rms_eps",
-    "rope_theta": "add_rope_freq_base",
+    "n_kv_head": "add_head_count_kv",
+    "n_hidden": "add_feed_forward_length",
+    "block_size": "add_context_length",
 }
 
 SPACE = "\u2581"  # a space, in vocabularies of SentencePiece
@@ -77,10 +70,14 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
     writer.add_name(name)
     kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
     writer.add_file_type(getattr(gguf.LlamaFileType, kinds[kind]))
-    for field, method in METHODS.items():
-        if field in content:
-            getattr(writer, method)(content[field])
-    if family != "gpt2":
+    for field, (setting, _) in FIELDS[family].items():
+        if setting in METHODS:
+            getattr(writer, METHODS[setting])(content[field])
+    if family == "gpt2":
+        writer.add_layer_norm_eps(model.config.norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(model.config.norm_eps)
+        writer.add_rope_freq_base(model.config.rope_theta)
         for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
             add(content["head_dim"])
     _write_vocabulary(writer, tokenizer)
