@@ -224,10 +224,10 @@ def run_has_an_end(*limits: float | None) -> Iterator[str]:
         yield "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
 
 
-@rule("optimizer.average_fraction", "trainer.max_minutes")
-def averages_know_the_last_step(fraction: float, minutes: float | None) -> Iterator[str]:
-    if fraction and minutes:
-        wrong = f"of the steps, and trainer.max_minutes={minutes:g} may end the run before the last one"
+@rule("optimizer.average_fraction", "trainer.max_minutes", "trainer.patience")
+def averages_know_the_last_step(fraction: float, minutes: float | None, patience: int) -> Iterator[str]:
+    if fraction and (minutes or patience):
+        wrong = "of the steps, and trainer.max_minutes or patience may end the run before the last one"
         yield f"optimizer.average_fraction={fraction:g} is a part {wrong}. Leave one out."
 
 

@@ -61,9 +61,9 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
         logits *= wide + copy + (half if copy == wide else 0)
 
     weights, gradients = (math.ceil(wide * numbers / shards) for numbers in (sizes.all, sizes.learning))
-    muon = config.optimizer.name == "muon"  # one average of a matrix in place of two
-    copies_of = 2 + (config.optimizer.average_fraction > 0)
-    optimizer = math.ceil(wide * (copies_of * sizes.learning - (sizes.learning_matrices if muon else 0)) / shards)
+    muon, mean = config.optimizer.name == "muon", config.optimizer.average_fraction > 0
+    # Muon has one average of a matrix in place of two.
+    optimizer = math.ceil(wide * ((2 + mean) * sizes.learning - muon * sizes.learning_matrices) / shards)
     # Muon's directions and products, measured on matrices of up to 768 x 3,072.
     update = sizes.learning_matrices * {"bf16": 10, "fp64": 30}.get(choices.precision, 15) // shards if muon else 0
     copies = half * (layers * sizes.block_matrices + (0 if choices.loss_chunk else sizes.output))

@@ -85,6 +85,8 @@ class Dial:
         typed_values = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
         follow = ("n_kv_head", "head_dim", "n_hidden")  # 0: they follow from others
         self.fixed = {name: value for name, value in typed_values.items() if value or name not in follow}
+        if config.optimizer.name != "muon" or config.trainer.patience:  # patience ends a run before its mean is taken
+            self.fixed.setdefault("average_fraction", 0.0)
 
         def measure_size(size: Size, seconds: float) -> float:
             return measure(applied(config, self.settings(size)), size.vocab_size, seconds)

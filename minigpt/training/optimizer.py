@@ -83,20 +83,23 @@ def build_optimizer(
 def keep_means(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Keep a mean of each weight among the optimizer's averages, for `average_weights`."""
     for parameter, averages in optimizer.state.items():
-        averages.setdefault("mean", torch.zeros_like(parameter))
+        if "mean" not in averages:
+            averages["mean"] = parameter.detach().clone()
 
 
 @torch.no_grad()
 def average_weights(optimizer: torch.optim.Optimizer, step: int, total_steps: int, fraction: float) -> None:
     """After a step of the last part of a run, take the weights into their mean; after its last step, take the mean.
 
+    Before that part, the mean is the weights: a run whose steps were made fewer may find itself in the middle of it.
     Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization".
     """
     weights = [local(parameter) for parameter in optimizer.state]
     means = [local(averages["mean"]) for averages in optimizer.state.values()]
-    if (count := step - total_steps + math.ceil(fraction * total_steps)) > 0:
-        torch._foreach_lerp_(means, weights, 1 / count)
-    if step == total_steps:
+    count = step - total_steps + math.ceil(fraction * total_steps)
+    if weights:  # unless no step has had a finite gradient
+        torch._foreach_lerp_(means, weights, 1 / max(1, count))
+    if weights and step == total_steps:
         torch._foreach_copy_(weights, means)
 
 

@@ -216,6 +216,7 @@ class LanguageModel(L.LightningModule):
         configure_gradient_clipping, and the update.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.layers.measure()
         if (fraction := self.config.optimizer.average_fraction) and self.total_steps:
             average_weights(self.optimizer, self.state.step + len(self.pending), self.total_steps, fraction)
         self.end_steps(at_once=not self.reads_one_step_late)
@@ -259,7 +260,6 @@ class LanguageModel(L.LightningModule):
             row = self.run_log.row(state.step, result, self.clock.seconds)
         if validates:
             with self.clock.paused():
-                self.layers.measure()
                 score = validate(self.gpt, self.job, self.choices, state, self.trainer, self.layout)
                 row |= self.layers.columns(result.weight) | score
             if state.patience_over:

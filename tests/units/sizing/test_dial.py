@@ -96,3 +96,12 @@ def test_on_a_gpu_a_step_takes_as_long_as_its_launches_until_the_gpu_is_busy(tmp
     _, compiles, error, compiled = chosen("600s")
     assert (compiles, compiled) == ("on", {"off", "on"})
     assert 1.0 < error < 2.0
+
+
+@pytest.mark.parametrize("typed", ["optimizer=adamw", "trainer.patience=2"])
+def test_weights_are_not_averaged_where_the_law_does_not_know_the_last_step_or_the_optimizer(typed):
+    config = compose("train", ["experiment=text", "data.source=README.md", "budget=60s", typed])
+    sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes())
+    size = sizer.settle(Text(200_000, 2.1, 2.6), 40.0)
+    assert (size.average_fraction, size.final_lr_fraction) == (0.0, 0.0)
+    assert sizer.settings(size).get("optimizer.average_fraction", 0.0) == 0.0

@@ -9,6 +9,7 @@ import torch.nn as nn
 from minigpt.checkpoint.contents import MODEL, OPTIMIZER, optimizer_tensors, read_tensors
 from minigpt.config.schema import ModelConfig, OptimizerConfig
 from minigpt.model.gpt import GPT
+from minigpt.rundir.rows import read_rows
 from minigpt.training.muon import Muon, orthogonal
 from minigpt.training.optimizer import average_weights, build_optimizer
 from minigpt.verify import compare_runs
@@ -137,6 +138,31 @@ def test_a_run_ends_with_the_mean_of_its_last_weights(name):
     for parameter, *last in zip(gpt.parameters(), *made[-3:], strict=True):
         torch.testing.assert_close(parameter.detach(), torch.stack(last).mean(0))
         assert not torch.equal(parameter, last[-1])
+
+
+def test_fewer_steps_than_before_leave_a_mean_of_weights_and_no_gradient_leaves_none():
+    gpt = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=4), 31)
+    optimizer = build_optimizer(OptimizerConfig(name="muon", lr=1e-5, matrix_lr=1e-5, average_fraction=0.5), gpt)
+    average_weights(optimizer, 1, 1, 0.5)  # its only step had no finite gradient
+    for step in range(1, 9):
+        gpt(torch.full((1, 4), step)).square().mean().backward()
+        optimizer.step()
+        last = [parameter.detach().clone() for parameter in gpt.parameters()]
+        average_weights(optimizer, step, 40 if step < 7 else 8, 0.5)  # from step 7 on, the last 4 of 8
+    for parameter, before in zip(gpt.parameters(), last, strict=True):
+        torch.testing.assert_close(parameter, before, rtol=0, atol=1e-3)
+
+
+def test_the_updates_in_the_report_are_those_of_the_steps(run):
+    def updates(*extra: str) -> list[dict]:
+        rows = read_rows(
+            run(*MODERN, "validate.every_steps=2", *extra).rename(run.path.with_name("a")) / "metrics.jsonl"
+        )
+        shutil.rmtree(run.path.with_name("a"))
+        return [{name: value for name, value in row.items() if name.startswith("train/update")} for row in rows]
+
+    assert updates() == updates("optimizer.average_fraction=0")
+    assert any(updates())
 
 
 MODERN = [
