@@ -33,7 +33,7 @@ class Constants:
     seen_power: float = 0.2
     overfit_power: float = 0.12
     floor: float = 0.3
-    factors: tuple[float, float, float] = (0.2243, 0.1592, 0.3301)
+    factors: tuple[float, float, float] = (0.2236, 0.1582, 0.3321)
 
 
 CONSTANTS = Constants()
