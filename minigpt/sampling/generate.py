@@ -107,6 +107,9 @@ class Writer:
         texts = list(self.texts)
         logits = self.reader.next_logits([text.tokens for text in texts])  # (B, V)
         logits = (logits.cpu() if logits.device.type == "mps" else logits).double()  # MPS has no fp64
+        for row, text in enumerate(texts):
+            if len(text.tokens) == 1 and text.tokens[0] in text.ends:
+                logits[row, text.tokens[0]] = logits[row].min()  # what starts from end-of-text does not end at once
         if self.seen is None and any(text.options.repetition_penalty != 1 for text in texts):
             self.seen = tokens_seen([text.tokens for text in texts], logits)
         uniforms = [uniform(text.options.seed, text.number, len(text.tokens)) for text in texts]

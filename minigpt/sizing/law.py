@@ -234,12 +234,8 @@ def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
     """Return the three losses of the law: from few parameters, from few bytes, and from overfitting."""
     growth = BY_HEART_AVERAGED if size.average_fraction else BY_HEART
     by_heart = 1 + growth * math.log2(max(1.0, size.passes / FEW_PASSES))
-    seen = (worth(text, size, REPEATS) / 1e6) ** -by.seen_power
-    return (
-        (size.multiplied / 1e6) ** -by.size_power,
-        seen,
-        by_heart * (size.multiplied / text.bytes) ** by.overfit_power,
-    )
+    small, seen = (size.multiplied / 1e6) ** -by.size_power, (worth(text, size, REPEATS) / 1e6) ** -by.seen_power
+    return small, seen, by_heart * (size.multiplied / text.bytes) ** by.overfit_power
 
 
 def worth(text: Text, size: Size, most: float) -> float:
@@ -251,8 +247,8 @@ def worth(text: Text, size: Size, most: float) -> float:
 def counted(text: Text, size: Size) -> float:
     """Return the law's factor: the 7-gram's bits per byte, for the batch (its best: 1) and the output layer."""
     off = math.log2(size.batch_tokens / BEST_BATCH) - 0.5 * math.log2(size.tokens / BEST_FOR)
-    saved = 0.0 if size.tied else UNTIED
-    return text.seven_gram(worth(text, size, NEW_REPEATS)) * (1 + BATCH_LOSS * off**2) * (1 - saved)
+    untied = 1 if size.tied else 1 - UNTIED
+    return text.seven_gram(worth(text, size, NEW_REPEATS)) * (1 + BATCH_LOSS * off**2) * untied
 
 
 def copied(text: Text, size: Size) -> float:

@@ -1,4 +1,7 @@
-"""Runs made by commit 25310c3, in fp64: training gives the stored numbers. `golden/NAME.json` was written once."""
+"""Runs made by commit 25310c3, in fp64: training gives the stored numbers. `golden/NAME.json` was written once.
+
+The last sample of `linear` is of the version from which on a sample without a prompt does not end at once.
+"""
 
 import json
 import shutil

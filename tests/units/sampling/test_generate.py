@@ -165,6 +165,16 @@ def test_samples_end_one_by_one():
         assert first[2] not in text.written
 
 
+def test_a_text_that_starts_from_end_of_text_does_not_end_at_once():
+    def forward(tokens, lengths, cache):
+        return torch.arange(V, dtype=torch.float32).repeat(len(tokens), 1)  # the last token is the likeliest
+
+    options = SamplingOptions(max_new_tokens=3, temperature=0.0)
+    texts = [TextInProgress([*prompt, V - 1], options, ends=frozenset([V - 1])) for prompt in ([], [4])]
+    list(generate(Reader(forward, 8), texts))
+    assert [text.written for text in texts] == [[V - 2], []]
+
+
 def test_repeated_tokens_are_penalised_in_the_prompt_too():
     model = MockModel(6)
 
