@@ -93,7 +93,7 @@ def _try_micro_batch(gpt: GPT, config: TrainConfig, choices: Choices, loss: Loss
     held: list[Tensor] = []  # stand-ins for the optimizer's averages
     try:
         for parameter in (parameter for parameter in gpt.parameters() if parameter.requires_grad):
-            held += [torch.empty_like(parameter), torch.empty_like(parameter)]
+            held += [torch.empty_like(parameter) for _ in range(2 + (config.optimizer.average_fraction > 0))]
             parameter.grad = torch.zeros_like(parameter)  # gradients exist during a later forward pass
         batch = text_batches(config, choices, prepared)[0].to(choices.device)
         weights = (batch.weights, batch.documents) if config.data.mask_documents else ()

@@ -70,7 +70,8 @@ class Saving:
         """Refuse to begin if the checkpoints that will be kept don't fit on the disk."""
         existing = len(list_checkpoints(self.run.checkpoints))
         weights = sum(tensor.nbytes for tensor in self.gpt.state_dict().values())
-        averages = 2 * sum(tensor.nbytes for tensor in self.gpt.parameters() if tensor.requires_grad)
+        copies = 2 + (self.job.config.optimizer.average_fraction > 0)
+        averages = copies * sum(tensor.nbytes for tensor in self.gpt.parameters() if tensor.requires_grad)
         size = weights + averages + sum(map(len, self.fixed.values()))
         count = max(self.keep.keep_last + 2 - existing, 1)  # with the best, and a new one before an old one is removed
         if self.run.writes:

@@ -30,6 +30,16 @@ def test_space_that_is_missing_from_the_start_is_named_before_step_1(run, monkey
     assert not (run.path / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize("fraction", [0, 0.5])
+def test_space_is_counted_for_all_that_a_checkpoint_holds(run, monkeypatch, fraction):
+    asked = []
+    monkeypatch.setattr(saving, "require_space", lambda _, size, name: asked.append((size, name)))
+    path = run(*SETTINGS, f"optimizer.average_fraction={fraction}")
+    held = sum(file.stat().st_size for file in list_checkpoints(path / "checkpoints")[-1].iterdir())
+    ((size, name),) = asked
+    assert size / int(name.split("to come: ")[1].split()[0]) == pytest.approx(held, rel=0.1)
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "data.json", "choices.json"])
 def test_a_disk_full_while_the_run_begins_is_no_bug(run, monkeypatch, name):
     real = os.replace
