@@ -108,7 +108,7 @@ class OptimizerConfig:
     eps: float = setting(1e-8, "added to the denominator", "schedule", above=0)
     weight_decay: float = setting(0.1, "decoupled, on matrices only (not on biases, norms)", "schedule", low=0)
     grad_clip: float = setting(1.0, "global gradient norm limit; 0 = off", "schedule", low=0)
-    average_fraction: float = setting(0.0, "last part of the run, which ends with its mean", "weights", low=0, high=1)
+    average_fraction: float = setting(0.0, "ends with the mean weights of this last part", "weights", low=0, high=1)
 
 
 @dataclass
