@@ -1,7 +1,5 @@
 """The sizes that `minigpt benchmark` measures, and the text it makes for them. Torch is not imported."""
 
-import sysconfig
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,21 +58,14 @@ def read_benchmark(arguments: Sequence[str]) -> tuple[BenchmarkConfig, list[str]
 def text_words(folder: Path, vocab_size: int) -> list[str]:
     """Write a text of `vocab_size` different characters, and return the words of `minigpt train` that read it.
 
-    With 65 characters it is the source of Python's standard library without its rarer characters. With 50,257 it is
-    made from a seed: characters drawn by Zipf's law, each followed by the one that always follows it.
+    It is made from a seed: characters drawn by Zipf's law, each followed by the one that always follows it.
     """
-    if vocab_size == 65:
-        files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-        source = "".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)[:1_200_000]
-        alphabet = "".join(sorted(character for character, _ in Counter(source).most_common(65)))
-        text = alphabet + source.translate(dict.fromkeys(set(map(ord, source)) - set(map(ord, alphabet))))
-    else:
-        generator = np.random.default_rng(1)
-        weights = 1.0 / np.arange(1, vocab_size + 1)
-        drawn = generator.choice(vocab_size, 2_000_000, p=weights / weights.sum())
-        pairs = np.stack([drawn, generator.permutation(vocab_size)[drawn]], axis=1)
-        codes = np.concatenate([np.arange(vocab_size), pairs.reshape(-1)]) + ord("!")
-        text = codes.astype("<u4").tobytes().decode("utf-32-le")
+    generator = np.random.default_rng(1)
+    weights = 1.0 / np.arange(1, vocab_size + 1)
+    drawn = generator.choice(vocab_size, 2_000_000, p=weights / weights.sum())
+    pairs = np.stack([drawn, generator.permutation(vocab_size)[drawn]], axis=1)
+    codes = np.concatenate([np.arange(vocab_size), pairs.reshape(-1)]) + ord("!")
+    text = codes.astype("<u4").tobytes().decode("utf-32-le")
     (folder / "text.txt").write_text(text, encoding="utf-8")
     source_words = ["data=text", f"data.source={folder / 'text.txt'}", f"data.dir={folder / 'data'}", "tokenizer=char"]
     return [*source_words, "data.val_fraction=0.01", "validate.every_steps=0"]
