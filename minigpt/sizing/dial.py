@@ -52,7 +52,8 @@ SLOW = 0.9  # of the measured speed
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
-PILOT_SHARE = 0.12  # of a budget, at most, for the pilot
+PILOT_SHARE, SHORTEST_SHARE = 0.12, 0.15  # of a budget, at most, for the pilot; for the shortest one
+COPIES, COPIES_RANGE = 0.5, 0.2  # a text of which a larger share stands in both splits; the error of its forecasts
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
 Pilot = Callable[[TrainConfig, Prepared], float]  # trains a config on a text -> bits per byte
@@ -120,17 +121,19 @@ class Dial:
         train = prepared.train
         text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], ngram["after_part"])
         text = replace(text, density=train.bytes / text.bytes_of(len(train), vocabulary))
-        return prepared, self.try_text(prepared, text)
+        text = self.try_text(prepared, text)
+        share = prepared.summary.get("overlap", {}).get("share") or 0.0
+        return prepared, replace(text, error=COPIES_RANGE) if share > COPIES else text
 
     def try_text(self, prepared: Prepared, text: Text) -> Text:
         """Train a small model on the text for a moment; return the text with the level that follows."""
         size = self.whole(pilot_of(text, self.fixed))
         if not self.speeds.measured:
             self.speeds.know(size)
-        times = PILOT_SHARE * self.seconds / (self.speeds.start + size.tokens / self.speeds(size))
-        if times < 1:
+        shares = self.seconds / (self.speeds.start + size.tokens / self.speeds(size))
+        if SHORTEST_SHARE * shares < 1:
             return text
-        size = self.whole(pilot_of(text, self.fixed, times))
+        size = self.whole(pilot_of(text, self.fixed, PILOT_SHARE * shares))
         bits = self.pilot(applied(self.config, self.settings(size)), prepared)
         tell(f"Pilot      {bits:.3f} bits per byte after {short_number(size.tokens)} tokens of the text")
         return leveled(text, size, bits)

@@ -209,7 +209,7 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most:
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     chosen |= AVERAGED if passes > FEW_PASSES and given.get("average_fraction", 1.0) else {}
     size = replace(size, passes=passes, **{**chosen, **given})
-    bits, error = bits_per_byte(text, size), text.error if size.tokens < REACH else RANGE
+    bits, error = bits_per_byte(text, size), max(text.error, RANGE if size.tokens >= REACH else 0.0)
     return replace(size, bits_per_byte=bits, low=(1 - error) * bits, high=(1 + error) * bits)
 
 

@@ -5,14 +5,19 @@ import pytest
 from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.ranks.group import Processes
-from minigpt.sizing.dial import Dial, applied
+from minigpt.sizing.dial import COPIES_RANGE, Dial, applied
 from minigpt.sizing.law import Text, pilot_of
+from minigpt.sizing.speeds import LAUNCHING
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps"), [(15.0, None), (30.0, 128), (60.0, 256), (120.0, 512), (240.0, 1024), (3600.0, 1024)]
+    ("seconds", "speed", "steps"),
+    [
+        *((20, 45e3, 128), (60, 45e3, 256), (120, 45e3, 512), (240, 45e3, 1024), (3600, 45e3, 1024)),
+        *((20, 15e3, None), (60, 15e3, 128), (120, 15e3, 128)),
+    ],
 )
-def test_a_longer_budget_has_a_longer_pilot(seconds: float, steps: int | None):
+def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, steps: int | None):
     tried = []
 
     def pilot(config, _):
@@ -20,7 +25,7 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, steps: int | None):
         return 2.0
 
     config = compose("train", ["experiment=demo", f"budget={seconds:g}s"])
-    sizer = Dial(config, "cpu", lambda *_: 45_000.0, pilot, seconds, Processes())
+    sizer = Dial(config, "cpu", lambda *_: speed, pilot, seconds, Processes())
     text = Text(10**7, 1.7, 1.9)
     leveled = sizer.try_text(None, text)
     assert tried == [] if steps is None else tried == [pytest.approx(steps, rel=0.03)]
@@ -58,6 +63,7 @@ def test_of_a_large_text_no_more_is_validated_than_the_baselines_are(tmp_path, m
     sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes())
     prepared, text = sizer.read(50.0)
     assert prepared.val.bytes == pytest.approx(fraction * 10_010, abs=1)
+    assert text.error == COPIES_RANGE  # all of its passages stand in both splits
     assert sizer.settings(pilot_of(text, {})).get("data.val_fraction", 0.5) == fraction
 
 
@@ -85,7 +91,7 @@ def test_on_a_gpu_a_step_takes_as_long_as_its_launches_until_the_gpu_is_busy(tmp
         true = size.batch_tokens / seconds_of(applied(config, settings))
         for measured in sizer.speeds.measured:
             known = measured.batch_tokens / seconds_of(applied(config, sizer.settings(measured)))
-            assert 0.85 < sizer.speeds(measured) / sizer.speeds.gain / known < 1.15
+            assert 1 / LAUNCHING < sizer.speeds(measured) / sizer.speeds.gain / known < 1.15
         return size, settings["trainer.compile"], sizer.speeds(size) / true, set(compiled)
 
     size, compiles, error, compiled = chosen("60s")
