@@ -29,11 +29,11 @@ PILOT_RANGE, REACH = 0.08, 1e7  # the same with a long pilot, up to so many toke
 class Constants:
     """What benchmarks/fit_law.py fits, for parameters and bytes in millions: powers, and a factor for each term."""
 
-    size_power: float = 0.3
-    seen_power: float = 0.2
-    overfit_power: float = 0.12
-    floor: float = 0.3
-    factors: tuple[float, float, float] = (0.2236, 0.1582, 0.3321)
+    size_power: float = 0.25
+    seen_power: float = 0.1
+    overfit_power: float = 0.17
+    floor: float = 0.32
+    factors: tuple[float, float, float] = (0.2663, 0.2015, 0.2155)
 
 
 CONSTANTS = Constants()
@@ -41,12 +41,12 @@ UNTIED = 0.01  # of the loss is saved by an output layer that is not the embeddi
 TIED_FROM = 160  # width
 # Two layers or more begin with heads that copy from the context (model.init=induction). On texts that repeat themselves
 # (xz, which only copies, needs less than REPEATING times the 7-gram's bits), a model of a million numbers saves COPIED
-# of the loss from a million tokens on; each doubling of it saves a sixth more, and each doubling of the heads' width,
-# by half of which they tell tokens apart, WIDER (up to 64); four layers or more, DEEPER.
-COPIED, MOST_COPIED, REPEATING, WIDER, DEEPER = 0.09, 0.13, 1.15, 0.01, 0.025
+# of the loss from a million tokens on; each doubling of it saves a sixth more, up to MOST_COPIED, and each doubling
+# of the heads' width, by half of which they tell tokens apart, WIDER (up to 64).
+COPIED, MOST_COPIED, REPEATING, WIDER = 0.09, 0.16, 1.15, 0.03
 # Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
-NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 4.0, 0.001, 0.022
+NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 4.0, 0.003, 0.022
 BATCH_LOSS = 0.011  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
@@ -253,10 +253,10 @@ def counted(text: Text, size: Size) -> float:
 
 def copied(text: Text, size: Size) -> float:
     """Return the share of the loss that copying from the context saves."""
-    repeats = min(1.0, max(0.0, 10 * (REPEATING - text.xz / text.kneser_ney)))
+    repeats = min(1.0, max(0.0, 15 * (REPEATING - text.xz / text.kneser_ney)))
     learned = min(1.0, max(0.0, math.log2(size.tokens / 2**15) / 5))
     able = min(MOST_COPIED, max(0.0, COPIED * (1 + math.log2(size.multiplied / 1e6) / 6)))
-    able += WIDER * math.log2(min(size.head_dim, 64) / 32) + DEEPER * (size.n_layer > 3)
+    able += WIDER * math.log2(min(size.head_dim, 64) / 32)
     return able * repeats * learned if size.n_layer > 1 else 0.0
 
 
