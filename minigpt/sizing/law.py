@@ -16,7 +16,7 @@ from typing import Any
 USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
 MOST_SLOPE = 0.12  # a steeper one comes from passages that stand in several documents: counting learns them at once
 # Repeated passes are worth at most so many passes of new text: for learning, and for the difficulty of a text.
-REPEATS, NEW_REPEATS = 15.0, 1.0
+REPEATS, NEW_REPEATS = 15.0, 1.5
 # Each doubling of more than FEW_PASSES adds so much to overfitting; less if the run ends with the mean of its weights.
 FEW_PASSES, BY_HEART, BY_HEART_AVERAGED = 4.0, 0.12, 0.02
 AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2}  # in more than FEW_PASSES; in two they lose
@@ -29,11 +29,11 @@ PILOT_RANGE, REACH = 0.08, 1e7  # the same with a long pilot, up to so many toke
 class Constants:
     """What benchmarks/fit_law.py fits, for parameters and bytes in millions: powers, and a factor for each term."""
 
-    size_power: float = 0.25
-    seen_power: float = 0.1
+    size_power: float = 0.2
+    seen_power: float = 0.05
     overfit_power: float = 0.17
-    floor: float = 0.32
-    factors: tuple[float, float, float] = (0.2663, 0.2015, 0.2155)
+    floor: float = 0.2
+    factors: tuple[float, float, float] = (0.3814, 0.2103, 0.2045)
 
 
 CONSTANTS = Constants()
@@ -41,13 +41,13 @@ UNTIED = 0.01  # of the loss is saved by an output layer that is not the embeddi
 TIED_FROM = 160  # width
 # Two layers or more begin with heads that copy from the context (model.init=induction). On texts that repeat themselves
 # (xz, which only copies, needs less than REPEATING times the 7-gram's bits), a model of a million numbers saves COPIED
-# of the loss from a million tokens on; each doubling of it saves a sixth more, up to MOST_COPIED, and each doubling
+# of the loss from four million tokens on; a smaller one saves less, a larger one up to MOST_COPIED, and each doubling
 # of the heads' width, by half of which they tell tokens apart, WIDER (up to 64).
-COPIED, MOST_COPIED, REPEATING, WIDER = 0.09, 0.16, 1.15, 0.03
+COPIED, MOST_COPIED, REPEATING, WIDER = 0.115, 0.12, 1.15, 0.03
 # Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
-NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 4.0, 0.003, 0.022
-BATCH_LOSS = 0.011  # added by a batch twice or half the best size
+NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 3.0, 0.004, 0.022
+BATCH_LOSS = 0.005  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
 # Layers, width, context, largest vocabulary.
@@ -254,8 +254,8 @@ def counted(text: Text, size: Size) -> float:
 def copied(text: Text, size: Size) -> float:
     """Return the share of the loss that copying from the context saves."""
     repeats = min(1.0, max(0.0, 15 * (REPEATING - text.xz / text.kneser_ney)))
-    learned = min(1.0, max(0.0, math.log2(size.tokens / 2**15) / 5))
-    able = min(MOST_COPIED, max(0.0, COPIED * (1 + math.log2(size.multiplied / 1e6) / 6)))
+    learned = min(1.0, max(0.0, math.log2(size.tokens / 2**15) / 7))
+    able = min(MOST_COPIED, max(0.0, COPIED * (1 + 0.075 * math.log2(size.multiplied / 1e6))))
     able += WIDER * math.log2(min(size.head_dim, 64) / 32)
     return able * repeats * learned if size.n_layer > 1 else 0.0
 

@@ -148,9 +148,9 @@ def test_copying_is_for_two_layers_and_texts_that_repeat_themselves():
         size = train(PYTHON, replace(next(candidates(PYTHON)), n_layer=layers), tokens, {})
         return law.copied(replace(PYTHON, xz=xz * PYTHON.kneser_ney), size)
 
-    assert 0 < saved(1.0, 2, 2e6) == saved(0.8, 2, 4e6) < saved(0.8, 9, 4e6) < law.COPIED
-    assert 0 < saved(1.0, 2, 3e5) < saved(1.0, 2, 6e5) < saved(1.0, 2, 2e6)
-    assert saved(1.3, 2, 2e6) == saved(1.0, 1, 2e6) == saved(1.0, 2, 3e4) == 0
+    assert 0 < saved(1.0, 2, 5e6) == saved(0.8, 2, 9e6) < saved(0.8, 9, 9e6) <= law.MOST_COPIED
+    assert 0 < saved(1.0, 2, 3e5) < saved(1.0, 2, 6e5) < saved(1.0, 2, 2e6) < saved(1.0, 2, 5e6)
+    assert saved(1.3, 2, 5e6) == saved(1.0, 1, 5e6) == saved(1.0, 2, 3e4) == 0
 
 
 def test_a_longer_context_saves_more_of_a_text_that_repeats_itself():
@@ -170,11 +170,11 @@ def test_a_longer_context_saves_more_of_a_text_that_repeats_itself():
 def test_of_the_sizes_measured_in_equal_time_the_law_takes_one_near_the_best():
     groups: dict[str, list[dict[str, str]]] = {}
     for row in RUNS:
-        if row["note"] == "heads":
+        if row["note"] in ("heads", "short", "16min"):
             groups.setdefault(row["equal_flops"], []).append(row)
     assert sum(len(rows) > 3 for rows in groups.values()) > 5
     for rows in groups.values():
-        assert float(min(rows, key=forecast)["bits"]) < 1.01 * min(float(row["bits"]) for row in rows)
+        assert float(min(rows, key=forecast)["bits"]) < 1.013 * min(float(row["bits"]) for row in rows)
 
 
 def test_the_constants_fit_the_measurements():
