@@ -67,7 +67,7 @@ class Dial:
         device: cpu | mps | cuda.
         measure: trains a config with a vocabulary for some seconds.
         pilot: trains a config on a text.
-        seconds: the budget; measuring takes up to a tenth of it, the pilot about as much.
+        seconds: the budget; measuring takes up to a tenth of it, the pilot up to 15 %.
         processes: of the run; all ranks use the times of rank 0.
     """
 
@@ -131,7 +131,7 @@ class Dial:
         if not self.speeds.measured:
             self.speeds.know(size)
         shares = self.seconds / (self.speeds.start + size.tokens / self.speeds(size))
-        if SHORTEST_SHARE * shares < 1:
+        if SHORTEST_SHARE * shares < 1 or self.elapsed() > self.seconds / 2:  # what is left is for training
             return text
         size = self.whole(pilot_of(text, self.fixed, PILOT_SHARE * shares))
         bits = self.pilot(applied(self.config, self.settings(size)), prepared)

@@ -33,7 +33,7 @@ class Constants:
     seen_power: float = 0.05
     overfit_power: float = 0.17
     floor: float = 0.2
-    factors: tuple[float, float, float] = (0.3814, 0.2103, 0.2045)
+    factors: tuple[float, float, float] = (0.3703, 0.2199, 0.2084)
 
 
 CONSTANTS = Constants()
@@ -42,12 +42,12 @@ TIED_FROM = 160  # width
 # Two layers or more begin with heads that copy from the context (model.init=induction). On texts that repeat themselves
 # (xz, which only copies, needs less than REPEATING times the 7-gram's bits), a model of a million numbers saves COPIED
 # of the loss from four million tokens on; a smaller one saves less, a larger one up to MOST_COPIED, and each doubling
-# of the heads' width, by half of which they tell tokens apart, WIDER (up to 64).
-COPIED, MOST_COPIED, REPEATING, WIDER = 0.115, 0.12, 1.15, 0.03
+# of the heads' width, by half of which they tell tokens apart, WIDER (up to 64); four layers or more, DEEPER.
+COPIED, MOST_COPIED, REPEATING, WIDER, DEEPER = 0.115, 0.12, 1.15, 0.04, 0.01
 # Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
-NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 3.0, 0.004, 0.022
-BATCH_LOSS = 0.005  # added by a batch twice or half the best size
+NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 3.0, 0.002, 0.025
+BATCH_LOSS = 0.008  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
 # Layers, width, context, largest vocabulary.
@@ -256,7 +256,7 @@ def copied(text: Text, size: Size) -> float:
     repeats = min(1.0, max(0.0, 15 * (REPEATING - text.xz / text.kneser_ney)))
     learned = min(1.0, max(0.0, math.log2(size.tokens / 2**15) / 7))
     able = min(MOST_COPIED, max(0.0, COPIED * (1 + 0.075 * math.log2(size.multiplied / 1e6))))
-    able += WIDER * math.log2(min(size.head_dim, 64) / 32)
+    able += WIDER * math.log2(min(size.head_dim, 64) / 32) + DEEPER * (size.n_layer > 3)
     return able * repeats * learned if size.n_layer > 1 else 0.0
 
 

@@ -11,13 +11,13 @@ from minigpt.sizing.speeds import LAUNCHING
 
 
 @pytest.mark.parametrize(
-    ("seconds", "speed", "steps"),
+    ("seconds", "speed", "spent", "steps"),
     [
-        *((20, 45e3, 128), (60, 45e3, 256), (120, 45e3, 512), (240, 45e3, 1024), (3600, 45e3, 1024)),
-        *((20, 15e3, None), (60, 15e3, 128), (120, 15e3, 128)),
+        *((20, 45e3, 0, 128), (60, 45e3, 0, 256), (120, 45e3, 0, 512), (240, 45e3, 0, 1024), (3600, 45e3, 0, 1024)),
+        *((20, 15e3, 0, None), (60, 15e3, 0, 128), (120, 15e3, 0, 128), (60, 45e3, 35, None)),
     ],
 )
-def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, steps: int | None):
+def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, spent: float, steps: int | None):
     tried = []
 
     def pilot(config, _):
@@ -25,6 +25,7 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, steps:
         return 2.0
 
     config = compose("train", ["experiment=demo", f"budget={seconds:g}s"])
+    config.since -= spent
     sizer = Dial(config, "cpu", lambda *_: speed, pilot, seconds, Processes())
     text = Text(10**7, 1.7, 1.9)
     leveled = sizer.try_text(None, text)
