@@ -122,7 +122,7 @@ def demo(arguments: list[str]) -> int:
 
     Usage: minigpt demo [settings, as minigpt train takes them]
 
-    The same as `minigpt train experiment=demo`, a minute or two on two CPU cores, and afterwards the
+    The same as `minigpt train experiment=demo`, one to three minutes on two CPU cores, and then the
     comparison with models that only count or copy the same text, a sample, and where the report is.
     minigpt train --help lists the settings.
 

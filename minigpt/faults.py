@@ -81,7 +81,7 @@ class StoppedEarly(BaseException):
         self.number = number  # of the signal
         self.exit_code = INTERRUPTED if number == signal.SIGINT else STOPPED
         name = signal.Signals(number).name
-        super().__init__(f"Stopped by {name} with no step begun: nothing is lost. The same command does what was left.")
+        super().__init__(f"Stopped by {name} with no step begun: nothing is lost. Run the same command again.")
 
 
 def run_script(main: Callable[[list[str]], int | None]) -> None:

@@ -1,4 +1,4 @@
-"""The one module that prints: numbers as people read them, lines, progress, one line that is replaced in place."""
+"""What is shown on the screen: numbers as people read them, lines, progress, one line that is replaced in place."""
 
 import contextlib
 import os

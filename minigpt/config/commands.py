@@ -11,9 +11,9 @@ from minigpt.config.setting import setting
 class CompareConfig:
     """Say which run predicts better, and how certain that is.
 
-    Each run's best checkpoint is scored on the whole validation split, window by window, and the
-    paired differences are judged. Runs that differ in nothing but the seed are one side.
-    `RUN ... vs RUN ...` divides the sides by hand.
+    Each run's best checkpoint is scored on the whole validation split. The interval of the
+    difference covers held-out documents, seeds, or both. Runs that differ only in the seed are
+    one side. `RUN ... vs RUN ...` assigns the sides explicitly.
 
     Examples:
       minigpt compare runs/A runs/B
@@ -61,7 +61,7 @@ class EvaluateConfig(ModelRef):
     stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
     device: Device = setting("auto", "where to compute", "machine")
     encoding: str = setting("utf-8", "encoding of the files", "watch", key="data.encoding")
-    errors: Literal["strict", "replace"] = setting("strict", "for bytes that are not so", "watch", key="data.errors")
+    errors: Literal["strict", "replace"] = setting("strict", "for bytes not valid in it", "watch", key="data.errors")
     text_key: str = setting("text", "JSON lines: the key of a record's text", "watch", key="data.key")
 
 

@@ -51,7 +51,7 @@ def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str, 
         remedy = f"Use {nearest_multiples('model.n_embd', n_embd, n_head)}."
         yield f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}. {remedy}"
     elif attention == "rotary" and (width := head_dim or n_embd // n_head) % 2:
-        yield f"model.attention=rotary turns pairs of numbers, got heads of {width}. Use model.head_dim={width + 1}."
+        yield f"model.attention=rotary needs heads of even width, got {width}. Use model.head_dim={width + 1}."
 
 
 @rule("model.init", "model.attention")

@@ -55,11 +55,11 @@ class ModelConfig:
     rope_theta: float = setting(10_000.0, "rotary: larger turns slower", "weights", low=1, high=1e12)
     rope_scaling: Literal["none", "llama3"] = setting("none", "rotary: positions stretched as in Llama 3", "weights")
     rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this factor", "weights", low=1)
-    rope_low_freq_factor: float = setting(1.0, "llama3: most turns of a slow pair", "weights", above=0)
-    rope_high_freq_factor: float = setting(4.0, "llama3: least turns of a fast pair", "weights", above=0)
-    rope_original_context: int = setting(8192, "llama3: its length in tokens", "weights", low=1)
+    rope_low_freq_factor: float = setting(1.0, "llama3: pairs of fewer turns slow fully", "weights", above=0)
+    rope_high_freq_factor: float = setting(4.0, "llama3: pairs of more turns stay", "weights", above=0)
+    rope_original_context: int = setting(8192, "llama3: the context of these turns", "weights", low=1)
     tied: bool = setting(True, "the token embedding is the output layer, too", "weights")
-    init: Literal["normal", "induction"] = setting("normal", "induction: begins with a copying head", "weights")
+    init: Literal["normal", "induction"] = setting("normal", "induction: begins with two copying heads", "weights")
     checkpoint_activations: bool = setting(False, "recompute in the backward pass: less memory, ~1/3 slower", "machine")
 
 
@@ -83,7 +83,7 @@ class DataConfig:
     source: str | None = setting(None, "file, folder, glob, URL; or several, by commas", "content", literal=True)
     val_source: str | None = setting(None, "validation text; else part of source", "content", literal=True)
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
-    val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
+    val_fraction: float = setting(0.1, "part of the text that is held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
     key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights")
@@ -108,7 +108,7 @@ class OptimizerConfig:
     eps: float = setting(1e-8, "added to the denominator", "schedule", above=0)
     weight_decay: float = setting(0.1, "decoupled, on matrices only (not on biases, norms)", "schedule", low=0)
     grad_clip: float = setting(1.0, "global gradient norm limit; 0 = off", "schedule", low=0)
-    average_fraction: float = setting(0.0, "ends with the mean weights of this last part", "weights", low=0, high=1)
+    average_fraction: float = setting(0.0, "averages the weights over this last part", "weights", low=0, high=1)
 
 
 @dataclass

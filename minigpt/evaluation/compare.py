@@ -175,7 +175,7 @@ def text_units(
         raise UserFault("with data.mask_documents=true only runs of one tokenizer can be compared")
     left_out = first.unpredicted_places(end)[1:]
     edges = first.unpredicted_places(eot)
-    unfit = "this text was not drawn at random, by documents, so it does not tell how another would do"
+    unfit = "this text was not drawn at random, by documents, so the result may not hold for others"
     if drawn_from is not None and len(edges) > 1:
         others = np.diff(np.append(drawn_from.unpredicted_places(eot), len(drawn_from)))
         held_out = np.diff(np.append(edges, len(first))).astype(float)
@@ -251,7 +251,7 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
     """Return which side is better and by how much, or what it would take to tell: so many times as `more`."""
     half, here = between.half_width(level), " on this very text" * (between.text_variance is None)
     if half is None:
-        advice = "more documents drawn at random would, or several seeds a side"
+        advice = "more documents drawn at random, or several seeds a side, may decide it"
         return f"cannot tell: {b} - {a} = {between.value:.4f} {unit}{here}; {advice}"
     if abs(between.value) > half:
         return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}{here}"
@@ -259,9 +259,9 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
         advice = "they are equal"
     elif between.seed_variance is None:
         times = max(1.1, (half / abs(between.value)) ** 2)
-        advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
+        advice = f"about {times:.2g} times as {more} would decide it" if times < 100 else "they are nearly equal"
     elif missing := between.seeds_missing(level):
-        advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"
+        advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would decide it"
     else:
         advice = "more seeds alone would not; the difference is too small for this validation text"
     return f"cannot tell: {b} - {a} = {plus_minus(between.value, half)} {unit}{here}; {advice}"

@@ -1,9 +1,9 @@
-"""How sure the difference of two sides is: the text, and seeds.
+"""How certain the difference of two sides is, over texts and over seeds.
 
-There are two sources of chance. The text: other documents would give another difference. Leaving out one document at a
-time shows how much it scatters, but only of documents that were drawn at random: neighbours, and passages of one text,
-are alike over any distance, and do not show how far the next one differs. The seeds: another seed of the same settings
-gives other weights. What can't be judged is said, and no interval stands for it.
+There are two sources of variance. Texts: other documents would give another difference. The jackknife, which leaves out
+one document at a time, estimates this variance, but only if the documents were drawn at random: neighbouring documents,
+and passages of one text, are alike over any distance. Seeds: another seed of the same settings gives other weights. A
+source that can't be judged is named, and no interval is given for it.
 """
 
 import math
@@ -64,14 +64,14 @@ def too_few(sizes: Array, *, name: str, of: Array | None = None) -> str:
     `of` are the sizes of all documents, these among them: where one has much of the variance, a sample often lacks it.
     """
     if len(sizes) < MIN_DOCUMENTS:
-        return f"there are {len(sizes):,} {name}; at least {MIN_DOCUMENTS} are wanted"
+        return f"there are {len(sizes):,} {name}; at least {MIN_DOCUMENTS} are needed"
     # So many of equal length would tell as much. Source: Kish 1965, "Survey Sampling", section 11.7.
     whole = sizes if of is None else of
     effective = sizes.sum() * min(sizes.sum() / (sizes**2).sum(), whole.sum() / (whole**2).sum())
     if effective < MIN_DOCUMENTS - 0.01:
-        return f"these {len(sizes):,} {name} tell as much as {effective:.1f} of one length; {MIN_DOCUMENTS} are wanted"
+        return f"these {len(sizes):,} {name} count as {effective:.1f} of equal length; {MIN_DOCUMENTS} are needed"
     if whole.max() ** 2 > 1.01 * (whole**2).sum() / MIN_DOCUMENTS:  # with a third, intervals held in 75 of 100
-        return f"one of the {name} is so long that others say too little about it"
+        return f"one of the {name} is too long: the others do not show its effect"
     return ""
 
 

@@ -32,8 +32,8 @@ FAST = 1 / 3  # share of the rotary pairs, the fastest, that tell neighbours apa
 def add_induction_head(gpt: "GPT") -> None:
     """Set the embeddings and the first head of the first two blocks of a GPT with rotary positions.
 
-    Some numbers of the stream get a meaning: the first is the same for all tokens, the next n show which token it is,
-    the next n, 0 in the embeddings, which the previous token is. Nothing else is written by the first block at first.
+    Some dimensions of the residual stream get a meaning: the first is the same for all tokens, the next n identify the
+    token, and the next n, 0 in the embeddings, the previous token. The first block writes only the latter at first.
     All other weights are random.
     """
     blocks: Any = gpt.blocks

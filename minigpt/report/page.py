@@ -51,7 +51,7 @@ def page(record: Record) -> str:
     sections = {
         "What it learned": charts(record),
         "What it writes": samples_section(record),
-        "What is hard for it": tokens_section(record),
+        "Loss of each token": tokens_section(record),
         "Layer by layer": layers_section(record),
         "Settings": settings_section(record),
         "The rest": events_section(record)
@@ -153,10 +153,10 @@ def tokens_section(record: Record) -> str:
     )
     scale = "".join(f'<i style="--nats:{nats}"> {nats} </i>' for nats in range(0, 10, 3))
     of, step = record.tokens.get("of", ""), record.tokens.get("step")
-    about = f"The beginning of the validation text{of}; nats that the best model, of step {step}, "
+    about = f"The beginning of the validation text{of}; loss in nats of the best model, of step {step}, "
     picture = svg("loss by place in the window", (4.6, 2.2), draw_positions, positions)
     place = f'<div class="half"><h3>Mean loss by place in the window</h3>{picture}</div>'
-    about = f'<p class="soft heat">{escape(about)}lost at each token: <span>{scale} or more</span></p>'
+    about = f'<p class="soft heat">{escape(about)}at each token: <span>{scale} or more</span></p>'
     return f'{about}<pre class="sample heat" tabindex="0">{text}</pre>{place}'
 
 

@@ -154,9 +154,8 @@ def verdict(record: Record) -> str:
     if bits is not None:
         parts = [f"{bits:.3f} bits per byte"]
         for row in record.baselines:
-            side, name = "ahead of" if bits < row["bits_per_byte"] else "behind", row["name"].partition(" ")[0]
-            what = "copying" if name == "xz" else "counting"
-            parts.append(f"{side} {what} ({name} {row['bits_per_byte']:.3f})")
+            side = "better" if bits < row["bits_per_byte"] else "worse"
+            parts.append(f"{side} than {row['name'].partition(' ')[0]} ({row['bits_per_byte']:.3f})")
     state, heading = stage(record, "unfinished"), trend(record.rows)[0]
     if len(rewards):  # then no text is learned
         parts, heading = [f"mean reward {rewards[-FEW:].mean():.2f}, at first {rewards[:FEW].mean():.2f}"], ""

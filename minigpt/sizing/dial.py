@@ -262,7 +262,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]
     ends = dial.elapsed() + size.tokens / dial.speeds(size)
     if size.passes > 0.9 * FEW_PASSES and ends < 0.7 * seconds:
-        reason = "more passes over so little text would teach it by heart. More text would use the time"
+        reason = "more passes would make the model learn this text by heart. More text would use the time"
         tell(f"Note       this ends after about {duration(ends)}: {reason}")
     if sentence := outside(text, size):
         tell(f"Note       {sentence}")
@@ -270,7 +270,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     if (model.attention, model.activation, model.init, config.optimizer.name) != MEASURED_WITH:
         tell("Note       the law was measured with model=qwen3-micro's block and init, and Muon: trust it less here")
     tell(f"{table([HEAD, row_of(budget, size)])}\n{of_counting(text)}")
-    tell(f"As typed   {typed('train')} experiment={config.experiment} {' '.join(words)}")
+    tell(f"Command    {typed('train')} experiment={config.experiment} {' '.join(words)}")
     return {
         "seconds": seconds,
         "parameters": count_parameters(empty_gpt(sized.model, size.vocab_size, device="meta")),
@@ -286,7 +286,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
 
 def of_counting(text: Text) -> str:
     """Return a line with the bits per byte of the baselines."""
-    return f"Counting   {text.kneser_ney:.3f} bits per byte (7-gram, Kneser-Ney), {text.xz:.3f} (xz)"
+    return f"Baselines  {text.kneser_ney:.3f} bits per byte (7-gram, Kneser-Ney), {text.xz:.3f} (xz)"
 
 
 def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: float | None) -> list[str]:

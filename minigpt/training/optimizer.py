@@ -89,9 +89,9 @@ def keep_means(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 @torch.no_grad()
 def average_weights(optimizer: torch.optim.Optimizer, step: int, total_steps: int, fraction: float) -> None:
-    """After a step of the last part of a run, take the weights into their mean; after its last step, take the mean.
+    """Update the mean of the weights after a step of a run's last part; after the last step, replace them by it.
 
-    Before that part, the mean is the weights: a run whose steps were made fewer may find itself in the middle of it.
+    Before that part, the mean equals the weights: a run whose max_steps is reduced may begin in its middle.
     Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization".
     """
     weights = [local(parameter) for parameter in optimizer.state]

@@ -73,7 +73,7 @@ def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
     screen = capsys.readouterr().out
     assert re.search(r"^budget +parameters +layers x width", screen, re.M)
     assert re.search(r"^1h +7\.\d+ k +1 x 16 +300 +8 +768 +0\.\d+ +0.1 +0 +2\.500 +2\.40 to 2\.60", screen, re.M)
-    assert re.search(r"Counting +\d\.\d+ bits per byte \(7-gram, Kneser-Ney\), \d\.\d+ \(xz\)", screen)
+    assert re.search(r"Baselines +\d\.\d+ bits per byte \(7-gram, Kneser-Ney\), \d\.\d+ \(xz\)", screen)
     assert re.search(r"Speed +16,000 tokens/s with 7\.\d+ k parameters", screen)
     assert re.search(r"Pilot +3\.000 bits per byte after [\d.]+ k tokens of the text", screen)
     assert re.search(r"Expected +2\.500 bits per byte \(2\.40 to 2\.60\); reached \d\.\d+", screen)
@@ -90,7 +90,7 @@ def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
         300,
     )
     assert sum("val/loss" in row for row in read_rows(Path("a/metrics.jsonl"))) == 6
-    (words,) = re.findall(r"As typed +\S*minigpt train (.*)", screen)
+    (words,) = re.findall(r"Command +\S*minigpt train (.*)", screen)
     train(*words.replace("run.dir=a", "run.dir=b").split())  # the settings alone train the same model
     assert weights("a") == weights("b")
 
@@ -200,7 +200,7 @@ def test_a_long_budget_on_a_cpu_compiles_if_that_is_faster(texts):
 def test_a_text_too_short_for_the_time_is_named_before_the_first_step(texts, quick, monkeypatch, capsys):
     monkeypatch.setattr(dial, "FEW_PASSES", 0.01)
     train(*texts, "budget=1h", "run.dir=a")
-    before = capsys.readouterr().out.partition("As typed")[0]
+    before = capsys.readouterr().out.partition("Command")[0]
     assert re.search(r"Note +this ends after about .*: more passes .* by heart. More text would use the time", before)
 
 

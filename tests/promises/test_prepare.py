@@ -223,5 +223,5 @@ def test_the_command_prints_the_counts_once_and_names_the_command_that_trains(te
     cli.prepare(["data=text", "data.source=long.txt", "tokenizer=byte", "prepare.workers=1"])
     printed = capsys.readouterr().out
     assert "kept in    data/text-long.txt-byte-" in printed
-    assert printed.count("data/text-long.txt-byte-") == printed.count("sequences stand in the training text") == 1
+    assert printed.count("data/text-long.txt-byte-") == printed.count("sequences occur in the training text") == 1
     assert "train data=text data.source=long.txt tokenizer=byte" in printed

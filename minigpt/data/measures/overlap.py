@@ -38,7 +38,7 @@ def overlap_lines(summary: dict[str, Any]) -> Iterator[str]:
     if shared.get("share") is not None:
         looked_at = {"training": shared["of_train"], "validation": shared["of_val"]}
         parts = " and ".join(f"{part:.0%} of the {name} text" for name, part in looked_at.items() if part < 1)
-        what = f"of the validation text's {shared['gram']}-token sequences stand in the training text, too"
+        what = f"of the validation text's {shared['gram']}-token sequences occur in the training text, too"
         yield f"{shared['share']:.1%} {what}" + (f" ({parts} looked at)" if parts else "")
         if warning := overlap_warning(summary):
             yield warning
@@ -49,7 +49,7 @@ def overlap_warning(summary: dict[str, Any]) -> str | None:
     share = summary.get("overlap", {}).get("share") or 0.0
     if share <= TOO_MUCH:
         return None
-    wrong = f"the validation loss is too good to be true: {share:.0%} of that text stands in the training text, too"
+    wrong = f"the validation loss is too good to be true: {share:.0%} of that text occurs in the training text, too"
     return f"{wrong}. Remove the copies, or validate on another text: data.val_source=FILE"
 
 

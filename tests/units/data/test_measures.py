@@ -156,7 +156,7 @@ def test_it_is_printed_and_kept(tmp_path):
     assert summary["overlap"]["share"] > 0.9
     lines = describe(prepared)
     share = (
-        f"{summary['overlap']['share']:.1%} of the validation text's 50-token sequences stand in the training text, too"
+        f"{summary['overlap']['share']:.1%} of the validation text's 50-token sequences occur in the training text, too"
     )
     assert f"overlap    {share}" in lines
     assert f"data: overlap: {share}" in said

@@ -100,10 +100,10 @@ def test_documents_of_unequal_length_count_by_their_tokens():
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [
-        ([9.0] * 9, "there are 9 documents; at least 10 are wanted"),
+        ([9.0] * 9, "there are 9 documents; at least 10 are needed"),
         ([9.0] * 10, ""),
-        ([1.0] * 400 + [20.0], "one of the documents is so long that others say too little about it"),
-        ([1.0] * 40 + [40.0], "these 41 documents tell as much as 3.9 of one length; 10 are wanted"),
+        ([1.0] * 400 + [20.0], "one of the documents is too long: the others do not show its effect"),
+        ([1.0] * 40 + [40.0], "these 41 documents count as 3.9 of equal length; 10 are needed"),
     ],
 )
 def test_too_little_to_judge_by_is_said(sizes, reason):
@@ -132,7 +132,7 @@ def test_the_verdict_names_the_better_side_or_what_would_tell():
     assert "seeds a side would" in verdict("A", "B", Difference(0.01, (2, 2), 1e-4, 1e-6, 100), UNIT)
     assert "more seeds alone would not" in verdict("A", "B", Difference(0.001, (2, 2), 1e-4, 1e-4, 100), UNIT)
     text = verdict("A", "B", Difference(0.01, (1, 1), None, 1e-4, 100), UNIT)
-    assert text == "cannot tell: B - A = 0.010 +- 0.020 nats per token; about 3.9 times as much text would"
+    assert text == "cannot tell: B - A = 0.010 +- 0.020 nats per token; about 3.9 times as much text would decide it"
     assert "they are equal" in verdict("A", "B", Difference(0.0, (1, 1), None, 0.0, 100), UNIT)
     assert "these two checkpoints, not the settings" in scope(Difference(0.1, (1, 1), None, 1e-4, 9), "A", "B")
     assert "B has one seed" in scope(Difference(0.1, (3, 1), 1e-4, 1e-4, 9), "A", "B")
