@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "cli": "__init__ benchmark config data faults invocation ranks redact report sweep",
     "config": "__init__ faults files imported_models invocation redact hydra omegaconf yaml",
     "data": "attention config faults files machine redact screen seeds "
-    "aiohttp fsspec jinja2 numpy ray tiktoken tokenizers torch",
+    "aiohttp charset_normalizer fsspec jinja2 numpy ray tiktoken tokenizers torch",
     "demo": "config faults invocation sampling stages training",
     "evaluation": "checkpoint config data faults files formats machine model sampling screen lm_eval numpy torch",
     "export": "__init__ checkpoint config data faults formats model report screen safetensors torch",

@@ -86,7 +86,7 @@ class DataConfig:
     val_fraction: float = setting(0.1, "part of the text that is held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
-    key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights")
+    key: str = setting("text", "JSON, CSV, Parquet: key or column of the text", "weights")
     separator: str | None = setting(None, "between documents of a plain text: <|endoftext|>", "weights", literal=True)
     include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights")
     exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights")

@@ -140,18 +140,22 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
         write(folder / "t" / name, content)
     (folder / "t" / "broken").symlink_to("nowhere")
     (folder / "t" / "linked").symlink_to(folder)
+    for place in ("site-packages", "sub/node_modules"):
+        write(folder / "t" / place / "code.js", "let x = 1\n")
     prepared, said = made("t")
-    assert sorted(said[:6]) == [
+    assert sorted(said[:7]) == [
         "data: left out 1 (a PNG picture): pic",
         "data: left out 1 (a broken link): broken",
         "data: left out 1 (a link to a folder): linked",
         "data: left out 1 (binary data: it holds NUL bytes): d.bin",
         "data: left out 1 (empty): e.txt",
         "data: left out 1 (hidden): .git",
+        "data: left out 2 (installed packages): site-packages, sub/node_modules",
     ]
-    assert said[6:10] == [
+    assert said[7:12] == [
         "data: reading 4 files, 6,233 bytes: 3 text (2 .txt, 1 .csv), 1 JSON lines (1 .jsonl)",
         "data: the text of a record is its 'text'; another key or column: data.key=KEY",
+        "data: CSV without a column 'text' is read as plain text; one column alone: data.key=COLUMN",
         "data: 1 documents are not UTF-8 and taken as bytes, bom.txt first",
         "data: 1 records without text are passed over, r.jsonl, line 3 first",
     ]
@@ -211,3 +215,56 @@ def test_passages_of_any_source_in_the_validation_text_of_another_are_counted(fo
 def test_tiny_shakespeare_is_known_by_its_checksum(folder):
     with pytest.raises(UserFault, match=r"not Tiny Shakespeare: its SHA-256 is [0-9a-f]{64}, wanted 86c4e6aa"):
         made(write(folder / "input.txt", TEXT), name="shakespeare_char")
+
+
+CSV = "id,body\r\n" + "".join(f'{n},"{story}\nit said ""no"""\r\n' for n, story in enumerate(STORIES)) + "60,\r\n61\r\n"
+TABLES = {
+    "a.csv": CSV,
+    "semicolons.csv": "\ufeff" + CSV.replace("id,body", "id;body").replace(',"', ';"').replace("60,", "60;"),
+    "tabs.tsv": CSV.replace("id,body", "id\tbody").replace(',"', '\t"').replace("60,", "60\t"),
+    "packed.csv.gz": gzip.compress(CSV.encode()),
+    "array.json": json.dumps(
+        [{"id": 1, "body": f'{story}\nit said "no"'} for story in STORIES] + [{"body": None}], indent=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_row_of_a_table_is_a_document(folder, name):
+    prepared, said = made(write(folder / name, TABLES[name]), key="body")
+    train, val = documents(prepared)
+    assert sorted(train + val) == sorted(f'{story}\nit said "no"' for story in STORIES)
+    assert val
+    assert any(": 1 table (1 ." in line for line in said)
+
+
+def test_a_column_that_is_missing_is_named_and_a_table_without_a_text_is_plain(folder):
+    source = write(folder / "a.csv", CSV)
+    with pytest.raises(
+        UserFault, match=r"a.csv, row 1: the record .* no text under 'story'. .* data.key=id or data.key=body"
+    ):
+        made(source, key="story")
+    train, val = documents(made(source)[0])
+    assert "".join(train + val) == CSV
+    write(folder / "settings.json", '[\n {"path": "x"}\n]\n' * 9)
+    assert "reading 1 file" in made(str(folder / "settings.json"))[1][0]
+    with pytest.raises(UserFault, match=r"cut.json can't be read as JSON \(Unterminated"):
+        made(write(folder / "cut.json", '[{"text": "a"}, {"te'))
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("„Über die Größe“ – sagte er … dass die Straße naß sei.\n", "cp1252"),
+        ("吾輩は猫である。名前はまだ無い。どこで生れたか頓と見当がつかぬ。\n", "cp932"),
+        ("从前有座山，山里有座庙，庙里有个老和尚在讲故事。\n", "gb18030"),
+        ("Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.\n", "cp1251"),
+        ("Plain words in a Windows file.\n", "utf-16"),
+    ],
+)
+def test_the_encoding_of_a_text_that_is_not_utf8_is_named(folder, text, encoding):
+    source = write(folder / "book.txt", (text * 40).encode(encoding))
+    with pytest.raises(UserFault, match=rf"not valid utf-8 .*If it is in {encoding}: data.encoding={encoding}"):
+        made(source, "char")
+    train, val = documents(made(source, "char", encoding=encoding)[0])
+    assert "".join(train + val) == text * 40

@@ -19,18 +19,23 @@ def read_jsonl(file: File, options: ReadOptions, begin: int = 0, end: int | None
         if not (line := line.strip()):
             continue
         place = f"line {number:,}" if begin == 0 else f"the line at byte {offset:,}"
-        try:
-            record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff"))
-            content = conversation_of(record, options.errors) if options.chat else _text_of(record, options)
-        except UnicodeError as error:
-            remedy = "Write JSON lines, not Parquet, as UTF-8 without lone surrogates, or use data.errors=replace"
-            raise BadFile(f"{file}, {place}: {error}. {remedy}") from None
-        except (ValueError, RecursionError) as error:
-            remedy = "Give one record a line, or name the file .txt"
-            raise BadFile(f"{file}, {place} is not JSON ({error}). {remedy}") from None
-        except BadRecord as fault:
-            raise BadFile(f"{file}, {place}: {fault}, or leave it out: {file.remedy}") from None
-        yield Document(f"{file.label}, {place}", iter([content] if content else []))
+        yield document_of(file, options, place, line)
+
+
+def document_of(file: File, options: ReadOptions, place: str, line: bytes) -> Document:
+    """Return the document in the JSON of a record; `place` is where it is in its file."""
+    try:
+        record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff"))
+        content = conversation_of(record, options.errors) if options.chat else _text_of(record, options)
+    except UnicodeError as error:
+        remedy = "Write JSON lines, not Parquet, as UTF-8 without lone surrogates, or use data.errors=replace"
+        raise BadFile(f"{file}, {place}: {error}. {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        remedy = "Give one record a line, or name the file .txt"
+        raise BadFile(f"{file}, {place} is not JSON ({error}). {remedy}") from None
+    except BadRecord as fault:
+        raise BadFile(f"{file}, {place}: {fault}, or leave it out: {file.remedy}") from None
+    return Document(f"{file.label}, {place}", iter([content] if content else []))
 
 
 def _text_of(record: Any, options: ReadOptions) -> bytes:

@@ -10,6 +10,8 @@ from minigpt.data.readers.jsonl import records
 HEAD_BYTES = 512  # by which a file that is no text is recognised
 DOCUMENT_HEAD_BYTES = 1 << 20  # of a document, by whose hash its side of the split is chosen
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+GUESS_BYTES = 1 << 15  # before and after a byte that is no UTF-8, by which its encoding is guessed
+COMMON = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949"]  # tried first
 HOLDS_NUL = "binary data: it holds NUL bytes"
 
 # The first bytes of files that are no text. What is not listed is known by its NUL bytes.
@@ -53,7 +55,7 @@ def _utf8(file: File, options: ReadOptions, chunks: Iterator[bytes], position: i
         except UnicodeDecodeError as error:
             place = f"byte 0x{error.object[error.start]:02X} at offset {start + error.start:,}"
             wrong = f"{file}: {place} is not valid {options.encoding} ({error.reason})"
-            raise BadFile(f"{wrong}. {_remedy(file, options)}") from None
+            raise BadFile(f"{wrong}. {_remedy(file, options, start + error.start)}") from None
         yield chunk if as_is else text.encode("utf-8", options.errors)
 
 
@@ -66,11 +68,15 @@ def kind_of_binary(file: File, encoding: str) -> str:
     return kind or (HOLDS_NUL if b"\0" in head and encoding == "utf-8" and not head.startswith(UTF16) else "")
 
 
-def _remedy(file: File, options: ReadOptions) -> str:
+def _remedy(file: File, options: ReadOptions, offset: int) -> str:
     if kind := kind_of_binary(file, options.encoding):
         return f"The file is {kind}. Leave it out: {file.remedy}"
-    guess = "utf-16" if next(file.chunks(size=HEAD_BYTES), b"").startswith(UTF16) else "latin-1"
+    from charset_normalizer import from_bytes  # rarely needed
+
+    sample = next(file.chunks(max(0, offset - GUESS_BYTES), size=2 * GUESS_BYTES), b"")
+    match = from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
+    guess = "utf-16" if sample.startswith(UTF16) else match.encoding if match else "latin-1"
     return (
-        f"If the text is in another encoding: data.encoding={guess}; to read bad bytes as U+FFFD: data.errors=replace; "
+        f"If it is in {guess}: data.encoding={guess}, for all files; to read bad bytes as U+FFFD: data.errors=replace; "
         f"to train on the bytes as they are: tokenizer=byte; to leave it out: {file.remedy}"
     )

@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.chat.tasks import task_file
-from minigpt.data.readers import NAMES, READERS, holds_records
+from minigpt.data.readers import NAMES, READERS, holds_records, reader_of
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import kind_of_binary
 from minigpt.data.shards import HEADS
@@ -106,7 +106,7 @@ class Corpus:
         """Return lines that say what is left out, and in which format the other files will be read."""
         kinds = defaultdict[str, Counter[str]](Counter)
         for file in self.files:
-            kind = "tokens" if self.rule == "tokens" else NAMES.get(file.suffix, "text")
+            kind = "tokens" if self.rule == "tokens" else NAMES.get(reader_of(file, self.options), "text")
             kinds[kind][file.suffix + file.packing or "no suffix"] += 1
         parts = (
             f"{ends.total():,} {kind} ({', '.join(f'{number:,} {end}' for end, number in ends.most_common(6))})"
@@ -114,8 +114,14 @@ class Corpus:
         )
         count = len(self.files)
         reading = f"reading {count:,} file{'s'[: count > 1]}, {size_text(self.size)}: {', '.join(parts)}"
-        key = f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY"
-        return [*self.notes, reading, *([key] if kinds.keys() & NAMES.values() and not self.options.chat else [])]
+        lines = [*self.notes, reading]
+        if kinds.keys() & NAMES.values() and not self.options.chat:
+            lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
+        if {".csv", ".tsv"} & kinds["text"].keys():
+            lines.append(
+                f"CSV without a column {self.options.key!r} is read as plain text; one column alone: data.key=COLUMN"
+            )
+        return lines
 
 
 def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:

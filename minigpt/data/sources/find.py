@@ -15,6 +15,8 @@ from minigpt.data.readers.document import File
 from minigpt.data.sources.download import SourceGone, list_url
 from minigpt.faults import UserFault
 
+INSTALLED = ("node_modules", "site-packages", "venv")  # folders of other people's code
+
 
 def find_files(key: str, data: DataConfig) -> list[File]:
     """Return the files of `data.<key>`, also the files that are left out.
@@ -106,8 +108,8 @@ def _walk(root: Path, prefix: str, data_dir: Path) -> list[File]:
     for parent, folders, names in os.walk(root, onerror=refuse):
         for name in list(folders):
             path = Path(parent, name)
-            linked = "a link to a folder" if path.is_symlink() else ""
-            if why := "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else linked:
+            other = "a link to a folder" if path.is_symlink() else "installed packages" if name in INSTALLED else ""
+            if why := "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else other:
                 add(path, why)
                 folders.remove(name)
         for name in names:
