@@ -22,7 +22,7 @@ from minigpt.redact import redact
 
 Config = TypeVar("Config")
 SHARES = dict[str, float]  # the type of a setting that holds names with shares
-SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +182,11 @@ def value_from_text(kind: Any, text: str) -> Any:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a time as people type it (90s, 20min, 8h) in seconds; None for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
-    return float(match[1]) * SECONDS[match[2]] if match else None
+    """Return a time as people type it (90s, 20min, 1h30m, 8 hours) in seconds; None for any other text."""
+    text, part = text.strip().lower(), r"(\d+(?:\.\d+)?) ?(s|m|h|d)(?:ecs?|econds?|ins?|inutes?|ours?|rs?|ays?)? ?"
+    if not re.fullmatch(f"(?:{part})+", text):
+        return None
+    return sum(float(number) * SECONDS[unit] for number, unit in re.findall(part, text))
 
 
 def as_typed(value: Any) -> str:

@@ -9,7 +9,7 @@ import os
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -193,13 +193,25 @@ class Dial:
             self.validations = max(1, min(VALIDATIONS, int(VALIDATION_SHARE * left / validation)))
         return self.compiled(text, size, training)
 
+    def limits(self, text: Text, size: Size, spent: float, seconds: float) -> Iterator[str]:
+        """Yield sentences about a size that leaves much of its `seconds`, or is outside of the law's measurements."""
+        ends, model = spent + size.tokens / self.speeds(size), self.config.model
+        if size.passes > 0.9 * FEW_PASSES and ends < 0.7 * seconds:
+            reason = "more passes would make the model learn this text by heart. More text would use the time"
+            yield f"this ends after about {duration(ends)}: {reason}"
+        if sentence := outside(text, size):
+            yield sentence
+        if (model.attention, model.activation, model.init, self.config.optimizer.name) != MEASURED_WITH:
+            yield "the law was measured with model=qwen3-micro's block and init, and Muon: trust it less here"
+
     def compiled(self, text: Text, size: Size, seconds: float) -> Size:
         """Return the size, with more steps if compiled code is faster on this machine: a measurement shows it.
 
         When the training begins, the compiler's cache holds what was compiled for the measurement.
         """
         is_open = self.config.trainer.compile == "auto" and not (self.device == "cpu" and size.dropout)
-        patience = COMPILE_SHARE.get(self.device, 0.0) * self.seconds
+        share = min(1.0, size.tokens / self.speeds(size) / seconds)  # less if few passes need less time
+        patience = COMPILE_SHARE.get(self.device, 0.0) * self.seconds * share
         if not is_open or patience - self.speeds.spent < COMPILE_SECONDS:
             return size
         began, plain, self.others["trainer.compile"] = self.elapsed(), self.speeds(size), "on"
@@ -260,15 +272,8 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     sized = applied(config, settings)
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}
     words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]
-    ends = dial.elapsed() + size.tokens / dial.speeds(size)
-    if size.passes > 0.9 * FEW_PASSES and ends < 0.7 * seconds:
-        reason = "more passes would make the model learn this text by heart. More text would use the time"
-        tell(f"Note       this ends after about {duration(ends)}: {reason}")
-    if sentence := outside(text, size):
+    for sentence in dial.limits(text, size, dial.elapsed(), seconds):
         tell(f"Note       {sentence}")
-    model = config.model
-    if (model.attention, model.activation, model.init, config.optimizer.name) != MEASURED_WITH:
-        tell("Note       the law was measured with model=qwen3-micro's block and init, and Muon: trust it less here")
     tell(f"{table([HEAD, row_of(budget, size)])}\n{of_counting(text)}")
     tell(f"Command    {typed('train')} experiment={config.experiment} {' '.join(words)}")
     return {

@@ -30,7 +30,11 @@ def plan_budgets(config: PlanConfig, measure: Measure, pilot: Pilot) -> str:
     rows = [row_of(budget, sizes[budget]) for budget in budgets]
     picture = prepared.folder / "budget.png"
     plot_sizes({seconds_of(budget) or 0.0: sizes[budget] for budget in budgets}, budgets, text, picture)
-    return f"\n{table([HEAD, *rows])}\n{of_counting(text)}\nPicture    {picture}"
+    lines = [table([HEAD, *rows]), of_counting(text)]
+    for budget in budgets:
+        limits = dial.limits(text, sizes[budget], START_SECONDS, seconds_of(budget) or 0.0)
+        lines += [f"Note       {budget}: {sentence}" for sentence in limits]
+    return "\n".join(["", *lines, f"Picture    {picture}"])
 
 
 def plot_sizes(sizes: dict[float, Size], names: list[str], text: Text, path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from minigpt.config.convert import flatten, nearest, read, settings, to_dict, value_from_text
+from minigpt.config.convert import flatten, nearest, read, seconds_of, settings, to_dict, value_from_text
 from minigpt.config.schema import SampleConfig, TrainConfig
 from tests.conftest import LETTERS
 
@@ -125,3 +125,15 @@ def test_every_misspelt_key_gets_the_right_suggestion():
     assert len(tries) > 2 * len(known)
     assert len(missed) <= 0.05 * len(tries), missed
     assert max(len(nearest(wrong, known)) for _, wrong in tries) <= 4
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90), ("90 sec", 90), ("20min", 1200), ("20 Minutes", 1200), ("2m", 120), ("1h30m", 5400),
+        ("1h 30min", 5400), ("0.5h", 1800), ("2 hrs", 7200), ("1d", 86400), ("20", None), ("1:30", None), ("h", None),
+        ("2moons", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_time_is_read_as_people_type_it(text, seconds):
+    assert seconds_of(text) == seconds
