@@ -128,6 +128,9 @@ def _read_option(request: Request, name: str, text: str) -> None:
 
 def _read_setting(request: Request, key: str, text: str) -> None:
     setting = settings(request.cls)[key]
+    if key == "data.source" and request.values.get(key, text) != text:  # the shell makes two of {a,b}
+        both = redact(f"{request.values[key]},{text}")
+        request.notes.append(f"data.source is given twice, and the last one counts. Both: data.source={both}.")
     if not setting.literal:
         request.values[key] = value_from_text(setting.kind, text)
     else:
@@ -144,6 +147,7 @@ def _check_choice(request: Request, group: str, choice: str) -> None:
         del request.choices[group]
         meant = nearest(choice, choices)
         hint = f" Did you mean {group}={meant[0]}?" if meant else ""
+        hint = f" Type data.source={redact(choice)}." if group == "data" and os.path.exists(choice) else hint
         request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(choices)}.", group)
 
 

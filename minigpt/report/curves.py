@@ -142,7 +142,8 @@ def draw_layers(axes: Any, record: Record, prefix: str) -> None:
         label = f"layer {int(layer) + 1}" if layer in (layers[0], layers[-1]) else None
         strength = 0.3 + 0.7 * (place + 1) / len(layers)
         steps, values = column(record.rows, prefix + layer)
-        axes.plot(steps, smooth(values), color=TRAIN, alpha=strength, linewidth=1.2, label=label)
+        marker = "." if len(values) == 1 else None
+        axes.plot(steps, smooth(values), color=TRAIN, marker=marker, alpha=strength, linewidth=1.2, label=label)
     if "embedding" in names:
         axes.plot(*column(record.rows, f"{prefix}embedding"), color=VALIDATION, linewidth=1.4, label="embedding")
     axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.98), ncols=3, frameon=False)

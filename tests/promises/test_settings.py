@@ -86,6 +86,7 @@ def test_the_api_names_the_same_faults():
         (["model.bias=kqv"], "none, qkv, attention, all (did you mean qkv?), got 'kqv'."),
         (["optimizer.lr=nan"], "optimizer.lr must be a finite number, got nan."),
         (["init.from=gpt2"], "Type init.from=openai-community/gpt2"),
+        (["data=../"], "No data '../'. Type data.source=../. There are: "),
         (["--config-dir", "nowhere"], "--config-dir wants a folder with group folders in it, got 'nowhere'."),
     ],
 )
@@ -119,6 +120,13 @@ def test_what_is_retired_is_refused_by_name_with_what_to_do_instead(key):
     with pytest.raises(UserFault) as caught:
         _dispatch(words)
     assert f"{key} is retired: {RETIRED[key]}." in caught.value.faults
+
+
+def test_of_two_sources_the_last_counts_and_the_screen_says_so(capsys):
+    Path("a.txt").write_text("a text")
+    config = compose("train", ["experiment=text", "data.source=missing.txt", "data.source=a.txt"])
+    assert config.data.source == "a.txt"
+    assert "the last one counts. Both: data.source=missing.txt,a.txt." in capsys.readouterr().err
 
 
 def test_a_typed_group_beside_an_experiment_is_that_group_and_the_screen_says_what_it_replaces(capsys):
