@@ -33,7 +33,7 @@ class Constants:
     seen_power: float = 0.05
     overfit_power: float = 0.17
     floor: float = 0.2
-    factors: tuple[float, float, float] = (0.3703, 0.2199, 0.2084)
+    factors: tuple[float, float, float] = (0.3693, 0.221, 0.2085)
 
 
 CONSTANTS = Constants()
