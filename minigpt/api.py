@@ -87,8 +87,6 @@ class TrainedGPT:
         from minigpt.evaluation.texts import score_text
 
         tokens = encode_documents(self.tokenizer, [[utf8(text)]])
-        if len(tokens) < 2:
-            raise UserFault(f"loss: the text has {len(tokens)} tokens; at least 2 are needed to predict one")
         return score_text(self.model, tokens, document_end=document_end(self.config.data, self.tokenizer)).score.loss
 
 

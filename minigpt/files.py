@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from minigpt.faults import UserFault
+from minigpt.faults import StorageFailure, UserFault
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # on Lustre, some FUSE
 
@@ -56,6 +56,15 @@ def read_json(path: Path) -> Any:
         raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise UserFault(f"{path} is not JSON: it is damaged") from None
+
+
+@contextlib.contextmanager
+def writing(what: object, remedy: str = "Make room, or give another place") -> Iterator[None]:
+    """Say of what is written inside that it can't be, as a StorageFailure."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailure(f"{what} can't be written: {error.strerror or error}. {remedy}") from error
 
 
 def sha256_of(path: Path) -> str:

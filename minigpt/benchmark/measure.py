@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ from minigpt.benchmark.presets import PRESETS, WARM_UP, text_words
 from minigpt.config.commands import BenchmarkConfig
 from minigpt.config.compose import compose
 from minigpt.data.preparing.prepare import prepare
-from minigpt.files import read_json, write_json
+from minigpt.files import read_json
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
 from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
@@ -38,7 +37,7 @@ Measurement = dict[str, Any]  # name, ms of a step (sampling: of a token of each
 
 
 def benchmark(config: BenchmarkConfig, words: Sequence[str]) -> None:
-    """Measure the parts that `what` names, print a table of each, and write benchmark.json to `write_to`."""
+    """Measure the parts that `what` names, and print a table of each."""
     preset, measured = PRESETS[config.preset], dict[str, list[Measurement]]()
     on_cpu = find_device(config).device == "cpu"  # before the facts, which name a GPU that is in use
     precisions = ("fp32", "bf16", "int8")[: 3 if on_cpu else 2]  # 8-bit weights are the native decoder's
@@ -56,10 +55,6 @@ def benchmark(config: BenchmarkConfig, words: Sequence[str]) -> None:
                     measured[part] += sampling(words, config.new_tokens or preset.new_tokens, precisions)
             rows = [HEAD, *describe(measured[part])]
             tell(f"\n{part}, {config.preset}: median (lowest to highest) of {config.rounds}\n{table(rows)}")
-    if config.write_to is not None:
-        target = Path(os.path.expanduser(config.write_to))
-        target.mkdir(parents=True, exist_ok=True)
-        write_json(target / "benchmark.json", {"facts": facts, "measured": measured})
 
 
 def describe(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:

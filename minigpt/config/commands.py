@@ -230,7 +230,6 @@ class BenchmarkConfig(TrainConfig):
     rounds: int = setting(3, "measurements of each part", "watch", low=1, high=10**6)
     steps: int | None = setting(None, "timed in a measurement; default: the preset's", "watch", low=1, high=10**6)
     new_tokens: int | None = setting(None, "sampling; default: the preset's", "watch", low=2, high=10**6)
-    write_to: str | None = setting(None, "folder for benchmark.json", "watch", folder=True)
 
 
 CLASSES: dict[str, type] = {  # of each command

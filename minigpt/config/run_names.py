@@ -25,11 +25,6 @@ class Change:
     now: Any
     role: Role
 
-    @property
-    def allowed(self) -> bool:
-        """Whether the run may continue with it."""
-        return self.role != "weights"
-
     def __str__(self) -> str:
         return f"{self.key}: {self.was!r} -> {self.now!r}"
 

@@ -45,6 +45,8 @@ def encode_documents(
             pieces += [*before, piece]
             before = []
     tokens = np.concatenate([np.zeros(0, tokenizer.dtype), *pieces])
+    if len(tokens) < 2:
+        raise UserFault(f"the text has {len(tokens)} tokens; at least 2 are needed to predict one")
     # Texts are compared with themselves only: the same tokenizer gives the same tokens.
     return TokenSplit("text", tokenizer, [tokens], counts["bytes"], tokenizer.hash, counts["words"], counts["lines"])
 
@@ -62,9 +64,6 @@ def read_text(path: Path, tokenizer: Tokenizer, options: ReadOptions, progress: 
     if (kind := kind_of_binary(file, options.encoding)) and kind != HOLDS_NUL:
         raise UserFault(f"{path} is {kind}; wanted text. Convert it to text first")
     try:
-        text = encode_documents(tokenizer, (document.chunks for document in read(file, options)), progress)
+        return encode_documents(tokenizer, (document.chunks for document in read(file, options)), progress)
     except UserFault as fault:
         raise UserFault(f"{path}: {fault}") from None
-    if len(text) < 2:
-        raise UserFault(f"{path} has {len(text)} tokens; at least 2 are needed to predict one")
-    return text

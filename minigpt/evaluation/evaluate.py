@@ -20,8 +20,8 @@ from minigpt.evaluation.compare import by_unit, text_units, verdict
 from minigpt.evaluation.interval import LEVEL, difference, too_few
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
-from minigpt.faults import StorageFailure, UserFault
-from minigpt.files import write_json
+from minigpt.faults import UserFault
+from minigpt.files import write_json, writing
 from minigpt.machine.hardware import find_named
 from minigpt.screen import Progress, size_text, tell
 
@@ -48,13 +48,11 @@ def evaluate(config: EvaluateConfig) -> None:
     figures += [_answer(path, pairs, models) for path, pairs in zip(config.questions, questions, strict=True)]
     if config.versus and config.questions:
         tell("\n+- is a 95 % interval. It judges these two checkpoints, not the settings that they were trained with.")
-    try:
+    with writing(f"json={config.json} or per_token={config.per_token}"):
         if config.json is not None:
             write_json(Path(config.json).expanduser(), figures[0] if len(figures) == 1 else figures)
         if config.per_token is not None:
             write_tokens(Path(config.per_token).expanduser(), config.file, [score for _, score in scores])
-    except OSError as error:
-        raise StorageFailure(f"{error.filename} can't be written: {error.strerror or error}. Make room") from error
 
 
 def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenSplit]:

@@ -5,8 +5,7 @@
 or from Python: `lm_eval.simple_evaluate(model=MiniGPT("runs/NAME"), tasks=[...])`.
 """
 
-from typing import TYPE_CHECKING
-
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -16,9 +15,6 @@ from minigpt.evaluation.questions import Pair, encode_pair, score_pairs
 from minigpt.machine.hardware import find_named
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.write import encode_prompt, start_token, write
-
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
 
 
 @register_model("minigpt")

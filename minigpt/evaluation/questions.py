@@ -77,8 +77,6 @@ class Answers:
 def read_questions(path: Path) -> list[Question]:
     """Read a file of questions."""
     questions = []
-    if not path.is_file():
-        raise UserFault(f"{path} is no file of questions")
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:

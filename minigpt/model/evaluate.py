@@ -109,7 +109,7 @@ def measure_pass(
     return model(tokens, readout=pieces, **options)
 
 
-def _sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return a tensor on a device; a GPU takes it from page-locked memory, so that the host does not wait."""
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -161,9 +161,9 @@ def token_losses(
         apart = {}
         if document_end is not None:
             documents = find_documents(tokens[:, :-1], document_end)
-            apart = {"documents": Documents(*(_sent(part, device) for part in documents))}
-        chosen = None if counted is None else _sent(torch.from_numpy(np.flatnonzero(counted)), device)
-        tokens = _sent(tokens, device)
+            apart = {"documents": Documents(*(upload(part, device) for part in documents))}
+        chosen = None if counted is None else upload(torch.from_numpy(np.flatnonzero(counted)), device)
+        tokens = upload(tokens, device)
         with autocast(torch.device(device).type, precision):
             measured = measure_pass(model, tokens[:, :-1], tokens[:, -new:], measure, **apart)
         if document_end is not None:

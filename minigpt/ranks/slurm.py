@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minigpt.config.commands import SlurmConfig
-from minigpt.faults import StorageFailure, UserFault
-from minigpt.files import write_file
+from minigpt.faults import UserFault
+from minigpt.files import write_file, writing
 from minigpt.redact import redact_arguments
 
 SIGNAL_SECONDS = 120  # the signal comes so long before a job's time limit
@@ -78,8 +78,6 @@ def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) 
         *([job.setup] if job.setup else []),
         f"exec srun {several}--cpus-per-task={cpus} {shlex.join(command)}",
     ]
-    try:
+    with writing(f"job.file={job.file}"):
         write_file(Path(os.path.expanduser(job.file)), "\n".join(lines) + "\n")
-    except OSError as error:
-        raise StorageFailure(f"job.file={job.file} can't be written: {error.strerror or error}") from None
     return f"Wrote {job.file}. Look through it, then:\n  sbatch {shlex.quote(job.file)}"

@@ -115,8 +115,6 @@ def draw_losses(axes: Any, record: Record) -> None:
                 axes.axhline(base, color=BASELINE, linestyle=line, linewidth=1.4, label=row["name"])
         columns = 2 if axes.figure.get_figwidth() > 6 else 1
         axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=columns, frameon=False)
-    else:
-        axes.text(0.5, 0.5, "no steps logged yet", transform=axes.transAxes, ha="center", color=RATE)
     axes.set_ylabel("loss, nats per token")
     _open_axes(axes, record)
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
-from minigpt.faults import StorageFailure
-from minigpt.files import write_file
+from minigpt.files import write_file, writing
 from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_metric, draw_positions, svg
 from minigpt.report.record import Record, advice, best_row, column, number, read_record, source_losses, text_of, verdict
 from minigpt.screen import duration, short_number
@@ -38,12 +37,9 @@ PAGE = """<!doctype html>
 def write_report(run_dir: str | Path) -> None:
     """Draw loss.png and write report.html into a run directory; each replaces the old file in one step."""
     record = read_record(run_dir)
-    try:
+    with writing(f"the report of run.dir={record.path}", "Make room, or mend the folder's permissions"):
         draw_loss(record, record.path / "loss.png")
         write_file(record.path / "report.html", page(record))
-    except OSError as error:
-        wrong = f"run.dir={record.path}: the report can't be written there: {error.strerror or error}"
-        raise StorageFailure(f"{wrong}. Make room, or mend the folder's permissions") from error
 
 
 def page(record: Record) -> str:

@@ -36,10 +36,3 @@ def sample_tokens(logits: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = logits.softmax(dim=-1).cumsum(dim=-1)  # (B, V)
     # The sum may miss 1 by rounding, so the number is scaled to it. At most 1 - 2^-53, it stays below the total.
     return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
-
-
-def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor to a device without waiting for what the device is doing."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        values = values.pin_memory()  # only from there a copy needs no wait
-    return values.to(device, non_blocking=device.type != "mps")  # MPS may read the memory too late

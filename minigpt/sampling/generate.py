@@ -14,7 +14,8 @@ from torch import Tensor
 
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
-from minigpt.sampling.draw import sample_tokens, uniform, upload
+from minigpt.model.evaluate import upload
+from minigpt.sampling.draw import sample_tokens, uniform
 from minigpt.sampling.filters import SamplingOptions, filter_rows
 
 # A language model: (B, T) ids on the CPU, padded right to T, and the B real lengths -> (B, V) logits after each row's

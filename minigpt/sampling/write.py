@@ -14,9 +14,9 @@ from minigpt.data.chat.roles import has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
+from minigpt.model.evaluate import upload
 from minigpt.model.gpt import GPT
 from minigpt.sampling.conversation import turn_of
-from minigpt.sampling.draw import upload
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Forward, Reader, TextInProgress, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder

@@ -13,8 +13,7 @@ import numpy as np
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.commands import LookConfig
-from minigpt.faults import StorageFailure
-from minigpt.files import replaced, write_file
+from minigpt.files import replaced, write_file, writing
 from minigpt.serving.views import kinds, lens
 from minigpt.serving.views import look as view_of
 
@@ -71,12 +70,10 @@ def look(config: LookConfig) -> list[Path]:
     if view["cut"]:
         print(f"The text is longer than a picture: its first {len(view['tokens'])} tokens are shown.")
     page, picture = Path(os.path.expanduser(config.out)), config.png and Path(os.path.expanduser(config.png))
-    try:
+    with writing(f"out={page} or png={picture}"):
         write_file(page, page_of(AT_REST, title=f"{view['name']} reads", data=view)[0])
         if picture:
             write_picture(picture, view)
-    except OSError as error:
-        raise StorageFailure(f"out={page} or png={picture} can't be written: {error}. Give another file") from error
     return [page, picture] if picture else [page]
 
 

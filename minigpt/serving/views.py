@@ -59,8 +59,8 @@ def next_tokens(loaded: LoadedCheckpoint, tokens: Sequence[int]) -> dict[str, An
 def score(loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
     """Return the loss of a text and the surprise of each of its tokens, in nats; the first is only read."""
     encoded = encode_documents(loaded.tokenizer, [[utf8(text)]])
-    if not 2 <= len(encoded) <= MAX_SCORED:
-        raise UserFault(f"the text has {len(encoded):,} tokens; wanted from 2 to {MAX_SCORED:,}")
+    if len(encoded) > MAX_SCORED:
+        raise UserFault(f"the text has {len(encoded):,} tokens; wanted at most {MAX_SCORED:,}")
     scored = score_text(loaded.model, encoded)
     texts = pieces(loaded.tokenizer, encoded.tokens(0, len(encoded)).tolist())
     surprise = [None, *(round(nats, 4) for nats in scored.nats.tolist())]

@@ -80,6 +80,5 @@ def flops_of(size: Size) -> float:
 
 def work_of(size: Size) -> float:
     """Return the floating-point operations of a step: its tokens, and Muon's fifteen products for each matrix."""
-    attention = size.head_dim * (2 * size.n_head + 2 * size.n_kv_head)
-    matrices = size.n_layer * size.n_embd * (attention + 3 * size.n_hidden)
+    matrices = size.multiplied - size.n_embd * size.vocab_size  # of the blocks
     return size.batch_tokens * flops_of(size) + 30.0 * size.n_embd * matrices

@@ -66,6 +66,12 @@ def read_sweep(arguments: list[str], train: list[str], is_grid: bool = False) ->
     space, faults = read_space(config.search.space, find_groups(TrainConfig), config.search.sampler)
     if is_grid and config.seeds > 1:
         faults.append("seeds= is for minigpt sweep. List them: seed=1,2,3.")
+    if config.run.dir is not None and not is_grid:
+        faults.append("The sweep gives each trial its run.dir. Leave it out; sweep.dir=DIR names the sweep's.")
+    pruner = config.search.pruner
+    if pruner != "none" and not config.search.prune_every_tokens and not config.validate.every_steps:
+        none = f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end"
+        faults.append(f"{none}. Set validate.every_steps, or search.pruner=none.")
     if faults:
         raise UserFault(*faults)
     shared = [word for word in train_arguments("sweep", arguments) if word.partition("=")[0].lstrip("+") not in space]
@@ -78,25 +84,14 @@ def read_sweep(arguments: list[str], train: list[str], is_grid: bool = False) ->
         runs = _run_dirs(configs, corners, shared)
         for sentence in incomparable:
             note(f"Note: {sentence}")
-    elif faults := _unfit_search(config) + incomparable:
-        raise UserFault(*faults)
+    elif incomparable:
+        raise UserFault(*incomparable)
     search = ["own", *(word.partition("=")[2] for word in arguments if word.startswith("search="))][-1]
     name = "-".join(part.replace("/", "-") for part in (config.experiment, "grid" if is_grid else search))
     folder = Path(os.path.expanduser(config.sweep.dir or f"sweeps/{name}-{config_hash(config)}"))
     grid = itertools.islice(points(space), config.trials)
     trials = len([*grid]) if config.search.sampler == "grid" else config.trials or TRIALS
     return Sweep(config, shared, space, trials, folder, train, runs)
-
-
-def _unfit_search(config: SweepConfig) -> list[str]:
-    """Return a sentence for each thing in a search that does not fit the other settings."""
-    pruner, faults = config.search.pruner, []
-    if config.run.dir is not None:
-        faults.append("The sweep gives each trial its run.dir. Leave it out; sweep.dir=DIR names the sweep's.")
-    if pruner != "none" and not config.search.prune_every_tokens and not config.validate.every_steps:
-        none = f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end"
-        faults.append(f"{none}. Set validate.every_steps, or search.pruner=none.")
-    return faults
 
 
 def _compose_points(corners: Sequence[list[str]], shared: list[str]) -> list[TrainConfig]:

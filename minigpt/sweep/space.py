@@ -8,7 +8,6 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from minigpt.config.convert import as_typed, checked_value, no_setting, settings, shown
-from minigpt.config.run_names import with_role
 from minigpt.config.schema import TrainConfig
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -45,16 +44,12 @@ def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
     known = settings(TrainConfig)
     if key not in known and key not in groups:
         raise ValueError(no_setting(key, known))
-    if key in with_role(TrainConfig, "watch") - {"experiment"}:
-        raise ValueError("it changes nothing that a trial is measured by. Remove it from the search.")
     ways = ({"low", "high", "log", "step"}, {"choices"})
     if not isinstance(words, Mapping) or not any(set(words) <= way for way in ways):
         raise ValueError(f"it must be {{low, high, log or step}} or {{choices}}, got {shown(words)}.")
     kind = str if key in groups else known[key].kind
     if "choices" in words:
         return CategoricalDistribution([_checked(kind, choice, "a choice") for choice in words["choices"]])
-    if kind is bool or checked_value(kind, 1)[1]:
-        raise ValueError("it takes no numbers, so it has no range. Give {choices: [...]}.")
     number = int if checked_value(kind, 1.5)[1] else float
     given = {"low": None, "high": None, **words}
     limits = {name: _checked(bool if name == "log" else number, value, name) for name, value in given.items()}

@@ -71,11 +71,8 @@ class Questions:
     def __post_init__(self) -> None:
         answers, choices = self.config.objective.answers, self.choices
         if choices.micro_batch % answers:
-            remedy = f"Add trainer.micro_batch={answers}"
-            if choices.micro_batch * choices.accumulate % answers:  # of a device
-                remedy = f"Use batch_tokens={answers * choices.devices * self.config.model.block_size}, or a multiple"
             wrong = f"a micro-batch of {choices.micro_batch} sequences does not hold whole groups"
-            raise UserFault(f"{wrong} of objective.answers={answers}. {remedy}")
+            raise UserFault(f"{wrong} of objective.answers={answers}. Add trainer.micro_batch={answers}")
 
     def __iter__(self) -> Iterator[list[CheckedQuestion]]:
         for index in itertools.count(self.start_step * self.choices.accumulate):

@@ -35,6 +35,14 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return X
 
 
+def adam_groups(parameters: Sequence[nn.Parameter], lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Return groups in which weights decay in matrices only (embeddings included), not in biases and norms."""
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group | {"initial_lr": lr} for group in groups if group["params"]]
+
+
 class Muon(torch.optim.AdamW):
     """One optimizer over a whole model: Muon for its matrices, AdamW for the rest.
 
@@ -65,19 +73,14 @@ class Muon(torch.optim.AdamW):
         lr: float,
         matrix_lr: float,
         momentum: float,
+        weight_decay: float,
         products: torch.dtype = torch.float32,
         parts: Mapping[Tensor, list[int]] | None = None,
         group: dist.ProcessGroup | None = None,
         **options: Any,
     ):
-        tables = [parameter for parameter in others if parameter.dim() >= 2]
-        vectors = [parameter for parameter in others if parameter.dim() < 2]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices, "lr": matrix_lr, "initial_lr": matrix_lr},
-            {"params": tables, "initial_lr": lr},
-            {"params": vectors, "initial_lr": lr, "weight_decay": 0.0},
-        ]
-        super().__init__([groups[0], *(group for group in groups[1:] if group["params"])], lr=lr, fused=True, **options)
+        first = {"params": matrices, "lr": matrix_lr, "initial_lr": matrix_lr, "weight_decay": weight_decay}
+        super().__init__([first, *adam_groups(others, lr, weight_decay)], lr=lr, fused=True, **options)
         self.momentum, self.products, self.parts, self.group = momentum, products, parts or {}, group
 
     @torch.no_grad()

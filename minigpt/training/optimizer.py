@@ -12,7 +12,7 @@ from torch import Tensor
 from minigpt.attention.layers import CausalSelfAttention
 from minigpt.config.schema import OptimizerConfig, ScheduleConfig
 from minigpt.model.parts import local
-from minigpt.training.muon import Muon
+from minigpt.training.muon import Muon, adam_groups
 
 
 def learning(model: nn.Module) -> list[nn.Parameter]:
@@ -30,11 +30,8 @@ def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Opt
 
     Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization".
     """
-    matrices = [parameter for parameter in learning(model) if parameter.dim() >= 2]
-    vectors = [parameter for parameter in learning(model) if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    filled = [group | {"initial_lr": config.lr} for group in groups if group["params"]]
-    return torch.optim.AdamW(filled, fused=True, **adam_options(config))
+    groups = adam_groups(learning(model), config.lr, config.weight_decay)
+    return torch.optim.AdamW(groups, fused=True, **adam_options(config))
 
 
 def muon(

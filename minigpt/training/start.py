@@ -31,7 +31,7 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
         return []
     derived = "trainer.max_steps" if config.trainer.epochs else None
     changes = [change for change in differences(saved, config) if change.key != derived]
-    if forbidden := [change for change in changes if not change.allowed]:
+    if forbidden := [change for change in changes if change.role == "weights"]:
         raise UserFault(
             f"run.dir={path} was begun with another config; continuing would mix two runs:\n"
             + "\n".join(f"  {change}" for change in forbidden)
@@ -60,13 +60,10 @@ def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepa
             tell(f"Note: {what}. The run continues with its own tokens; {new}.")
         return known
     prepared = prepare(config.data, config.tokenizer, given=given_tokenizer(config, path))
-    if saved is not None and saved != prepared.facts and moved:
-        others = ", ".join(str(change) for change in changes if change.key.startswith("data."))
-        raise UserFault(f"run.dir={path} was begun with other data ({others}). Use that, or run.dir=NEW_DIR")
     if saved is not None and saved != prepared.facts:
-        wrong = f"the data has changed since the run {path} began, and its tokens are no longer in"
-        remedy = "Put the old text back, or start another run with run.dir=NEW_DIR"
-        raise UserFault(f"{wrong} data.dir={config.data.dir}. {remedy}")
+        others = ", ".join(str(change) for change in changes if change.key.startswith("data."))
+        what = f"other data ({others})" if moved else f"a text whose tokens are no longer in data.dir={config.data.dir}"
+        raise UserFault(f"run.dir={path} was begun with {what}. Put it back, or start another run: run.dir=NEW_DIR")
     return prepared
 
 

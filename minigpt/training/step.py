@@ -193,8 +193,7 @@ class LanguageModel(L.LightningModule):
         minutes, received = self.config.trainer.max_minutes, self.job.processes.signals.received
         out_of_time = minutes is not None and self.clock.seconds >= 60 * minutes
         by_callback = self.callback_asked or self.trainer.should_stop
-        stop = received is not None or (self.job.run.path / "STOP").exists()
-        return StopRequest(stop, received == signal.SIGUSR1, out_of_time, by_callback)
+        return StopRequest(received is not None, received == signal.SIGUSR1, out_of_time, by_callback)
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Read a step's numbers on the host; return its result."""
@@ -247,8 +246,6 @@ class LanguageModel(L.LightningModule):
         state.step += 1
         self.asked_to_stop = any(astuple(result.request))
         request = result.request if is_newest else StopRequest()
-        if request.stop and self.job.run.writes:
-            (self.job.run.path / "STOP").unlink(missing_ok=True)  # at the last step, too
         if request.out_of_time:
             self.stop_reason = "max_minutes"
         elif request.stop and state.step != self.total_steps:

@@ -52,14 +52,12 @@ def train(run: Path, given: dict[str, str]) -> int:
             happen(accident, run)
         with open(metrics, "a") as file:
             file.write(json.dumps(row_of(step, given)) + "\n")
-        while step == 4 and is_held(run) and not asked and not (run / "STOP").exists():
+        while step == 4 and is_held(run) and not asked:
             time.sleep(0.01)
-        stopped = bool(asked) or (run / "STOP").exists()
-        if stopped or step % CHECKPOINT_EVERY == 0:
+        if asked or step % CHECKPOINT_EVERY == 0:
             (run / "checkpoint.tmp").write_text(str(step))
             os.replace(run / "checkpoint.tmp", state)
-        if stopped:
-            (run / "STOP").unlink(missing_ok=True)
+        if asked:
             note(run.parent, f"stop {run.name}")
             time.sleep(float(os.environ.get("STUB_STOP_SECONDS", "0")))  # as a large checkpoint takes
             return 75

@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_the_old_report(finished, monkeypatch):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("minigpt.files.os.replace", full)
-    with pytest.raises(StorageFailure, match=r"can't be written there: No space left on device\. Make room"):
+    with pytest.raises(StorageFailure, match=r"can't be written: No space left on device\. Make room"):
         report(finished)
     assert (finished / "loss.png").read_bytes() == b"old"
     assert list(finished.glob(".loss*")) == []

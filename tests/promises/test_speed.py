@@ -1,7 +1,6 @@
 """How fast it is, measured: `minigpt benchmark` prints tokens/s and MFU; benchmarks/ compares with the peers."""
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
@@ -23,23 +22,20 @@ def script(name: str):
     return module
 
 
-def test_the_benchmark_prints_tokens_per_second_and_mfu(tmp_path, capsys, monkeypatch):
+def test_the_benchmark_prints_tokens_per_second_and_mfu(capsys, monkeypatch):
     monkeypatch.setattr("minigpt.benchmark.measure.MIN_SECONDS", 0.01)
     monkeypatch.setattr("minigpt.benchmark.measure.peak_flops", lambda _, kind: None if kind == "fp32" else 1e12)
     monkeypatch.setattr("minigpt.training.finish.keep_baselines", lambda job: None)
-    minigpt_command(
-        ["benchmark", *SMALL, "steps=10", "rounds=1", "new_tokens=3", "trainer.device=cpu", f"write_to={tmp_path}"]
-    )
+    minigpt_command(["benchmark", *SMALL, "steps=10", "rounds=1", "new_tokens=3", "trainer.device=cpu"])
     shown = capsys.readouterr().out
     for part in ("training, c0", "sampling, c0"):
         head = shown.split(part)[1].splitlines()[1]
         assert head.split() == ["ms/step", "tokens/s", "MFU"]
     assert len(re.findall(r"(?:fp32|bf16|int8), batch (?:1|8|32) .* \d+\.\d\d%", shown)) == 9
-    written = json.loads((tmp_path / "benchmark.json").read_text())
-    assert written["facts"]["cpus"] > 0
-    (training,) = written["measured"]["training"]
-    assert training["tokens_per_second"] == pytest.approx(768e3 / training["ms"])
-    assert 0 < training["mfu"] < 2
+    row = shown.split("training, c0")[1].splitlines()[2].replace(",", "")
+    milliseconds, speed, use = re.search(r"(\S+) \(.*\) +(\d+) +(\S+)%$", row).groups()
+    assert float(speed) == pytest.approx(768e3 / float(milliseconds), rel=0.01)
+    assert 0 < float(use) < 200
 
 
 def test_what_the_benchmark_gives_itself_is_refused_by_name():

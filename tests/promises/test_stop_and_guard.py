@@ -215,18 +215,3 @@ def test_exit_codes(run, monkeypatch, capsys, code):
     assert ("Stopped" in screen.out + screen.err) == (code in (75, 130))
     assert (run.folder / "data").exists() == (code not in (2, 130))  # Ctrl-C before the first step: at once
     assert f"| {code} |" in (Path(__file__).parents[2] / "docs" / "RELIABILITY.md").read_text()
-
-
-def test_a_file_named_stop_stops_it_as_a_signal_does(run, monkeypatch):
-    real = LanguageModel.on_before_optimizer_step
-
-    def touch(self, optimizer):
-        if self.state.step == 2:
-            (run.path / "STOP").touch()
-        return real(self, optimizer)
-
-    monkeypatch.setattr(LanguageModel, "on_before_optimizer_step", touch)
-    run("trainer.max_steps=5", code=faults.STOPPED)
-    assert not (run.path / "STOP").exists()
-    run("trainer.max_steps=5")
-    assert run.rows()[-1]["step"] == 5

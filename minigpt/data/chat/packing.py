@@ -97,10 +97,6 @@ class ConversationSplit:
             batch_starts = starts[first : first + batch]
             yield self.windows(batch_starts, block_size + 1), block_size, self.weights(batch_starts + 1, block_size) > 0
 
-    def unpredicted_places(self, document_end: int | None = None) -> NDArray[np.int64]:
-        """Return the places of all tokens outside the answers."""
-        return np.flatnonzero(~self.answers)
-
     def predicted(self, block_size: int, document_end: int | None = None) -> tuple[int, int]:
         """Return how many tokens windows of this size learn, and the bytes of text in them."""
         tokens = self.learned_tokens(block_size)

@@ -1,13 +1,12 @@
 """Tables: each row of a CSV file, and each element of a JSON array, is a record, like a line of JSON lines."""
 
-import codecs
 import csv
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
-from minigpt.data.readers.jsonl import document_of
+from minigpt.data.readers.jsonl import document_of, records
 
 HEAD_BYTES = 1 << 14  # in which the names of the columns are
 csv.field_size_limit(1 << 30)  # characters of a cell
@@ -33,24 +32,17 @@ def is_table(file: File, options: ReadOptions) -> bool:
 
 def _rows(file: File, options: ReadOptions) -> Iterator[Any]:
     try:
-        text = codecs.iterdecode(file.chunks(), options.encoding, options.errors)
         if file.suffix == ".json":
-            yield from json.loads("".join(text).lstrip("\ufeff"))
+            text = b"".join(file.chunks()).decode(options.encoding, options.errors)
+            yield from json.loads(text.lstrip("\ufeff"))
             return
-        lines = _lines(text)
+        whole = records(file, b"\n", 0, None)
+        lines = (line.decode(options.encoding, options.errors) + "\n" for _, line in whole)
         header = next(lines).lstrip("\ufeff")
         yield from csv.DictReader(lines, _cells(header), delimiter=_delimiter(header))
     except (ValueError, csv.Error, RecursionError) as error:
         remedy = "Repair it, or save it as UTF-8; to read it as plain text, name it .txt"
         raise BadFile(f"{file} can't be read as {file.suffix[1:].upper()} ({error}). {remedy}") from None
-
-
-def _lines(pieces: Iterator[str]) -> Iterator[str]:
-    rest = ""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split("\n")
-        yield from (f"{line}\n" for line in whole)
-    yield rest
 
 
 def _cells(line: str) -> list[str]:

@@ -63,7 +63,7 @@ TEXT = {"data.name": "text"}
 LORA = {"adapter.name": "lora", "init.from": "here"}
 BROKEN = [
     ({"model.n_head": 12, "model.n_embd": 100}, ["model.n_embd=100", "model.n_head=12", "=96 or 108."]),
-    ({"model.n_head": 6, "model.head_dim": 5, "model.attention": "rotary"}, ["heads of 5", "model.head_dim=6."]),
+    ({"model.n_head": 6, "model.head_dim": 5, "model.attention": "rotary"}, ["even width, got 5", "model.head_dim=6."]),
     ({"model.n_kv_head": 3}, ["model.n_kv_head=3 does not divide model.n_head=4", "one of 1, 2, 4."]),
     ({"batch_tokens": 1000}, ["batch_tokens=1000", "block_size=128", "batch_tokens=896 or 1024."]),
     ({"trainer.micro_batch": 5}, ["micro_batch=5", "of 640 tokens", "batch_tokens=3840 or 4480."]),

@@ -42,7 +42,7 @@ def test_the_role_of_a_setting_decides_what_it_does_to_a_run():
         assert renamed == (about.role in ("weights", "content", "schedule")), key
         (change,) = differences(values(TrainConfig()), config)
         assert (change.key, change.was, change.now) == (key, about.default, other_value(about))
-        assert change.allowed == (about.role != "weights"), key
+        assert change.role == about.role, key
 
 
 def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_new_setting_needs_nothing_but_its_declaration(tmp_path, monkeypatch, 
     # A run from before the setting keeps its name and continues; one of a later version does not.
     assert default_run_dir(ToyTrainConfig(seed=3)) == default_run_dir(TrainConfig(seed=3))
     assert differences(values(TrainConfig(seed=2)), ToyTrainConfig(seed=2)) == []
-    changes = [(str(change), change.allowed) for change in differences(values(ToyTrainConfig()), config)]
-    assert changes == [("seed: 1337 -> 2", False), ("toy.size: 3 -> 5", False)]
+    changes = [(str(change), change.role) for change in differences(values(ToyTrainConfig()), config)]
+    assert changes == [("seed: 1337 -> 2", "weights"), ("toy.size: 3 -> 5", "weights")]
     (change,) = differences(values(TrainConfig()) | {"model.later": 1}, TrainConfig())
-    assert (str(change), change.allowed) == ("model.later: 1 -> None", False)
+    assert (str(change), change.role) == ("model.later: 1 -> None", "weights")
