@@ -244,7 +244,7 @@ def budgets_are_times(budget: str | None) -> Iterator[str]:
     for text in budget.split(",") if budget is not None else ():
         seconds = seconds_of(text)
         if seconds is None:
-            yield f"budget={shown(text)} is no time: a number and s, min, h or d are wanted, like 90s, 20min, 8h."
+            yield f"budget={shown(text)} is no time: a number and s, min, h or d are wanted, like 90s, 20min, 1h30m."
         elif seconds < LEAST_SECONDS:
             yield f"budget={text} is too short to start, learn something and validate it. Use budget={LEAST_SECONDS}s."
 
@@ -267,13 +267,6 @@ def trainings_are_alike(budget: str | None, _: object) -> Iterator[str]:
 
 
 # --- the server ---
-
-
-@rule("hosts")
-def hosts_are_names(hosts: list[str]) -> Iterator[str]:
-    for host in hosts:
-        if "*" in host.removeprefix("*.") and host != "*":  # starlette would answer no request at all
-            yield f"hosts={shown(host)[1:-1]}: a star stands for what is before a name only. Use NAME or *.NAME."
 
 
 @rule("host", "token_file")

@@ -52,8 +52,6 @@ def load(config: SampleConfig | ChatConfig) -> LoadedCheckpoint:
 def move(loaded: LoadedCheckpoint, device: str, precision: str) -> None:
     """Bring a model that was just loaded to a device and into a precision."""
     device = find_named(device)
-    if device == "mps" and precision == "fp64":
-        device = "cpu"  # MPS has no fp64
     loaded.model.to(device, DTYPES[precision]).eval()
     if precision == "int8":
         round_to_int8(loaded.model)

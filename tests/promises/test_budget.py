@@ -140,7 +140,7 @@ def test_typed_settings_win_over_chosen_ones(texts, quick):
     [
         (
             ["budget=20moons"],
-            "budget='20moons' is no time: a number and s, min, h or d are wanted, like 90s, 20min, 8h.",
+            "budget='20moons' is no time: a number and s, min, h or d are wanted, like 90s, 20min, 1h30m.",
         ),
         (["budget=2s"], "budget=2s is too short to start, learn something and validate it. Use budget=15s."),
         (["budget=1min,1h"], "a training has one. minigpt plan budget=1min,1h shows what each would buy"),

@@ -53,9 +53,7 @@ def _utf8(file: File, options: ReadOptions, chunks: Iterator[bytes], position: i
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            place = f"byte 0x{error.object[error.start]:02X} at offset {start + error.start:,}"
-            wrong = f"{file}: {place} is not valid {options.encoding} ({error.reason})"
-            raise BadFile(f"{wrong}. {_remedy(file, options, start + error.start)}") from None
+            raise not_valid(file, options, error, f" at offset {start + error.start:,}") from None
         yield chunk if as_is else text.encode("utf-8", options.errors)
 
 
@@ -68,15 +66,25 @@ def kind_of_binary(file: File, encoding: str) -> str:
     return kind or (HOLDS_NUL if b"\0" in head and encoding == "utf-8" and not head.startswith(UTF16) else "")
 
 
-def _remedy(file: File, options: ReadOptions, offset: int) -> str:
-    if kind := kind_of_binary(file, options.encoding):
-        return f"The file is {kind}. Leave it out: {file.remedy}"
+def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place: str = "") -> BadFile:
+    """Return the fault of bytes that are not in an encoding, with the encoding that they look like."""
     from charset_normalizer import from_bytes  # rarely needed
 
-    sample = next(file.chunks(max(0, offset - GUESS_BYTES), size=2 * GUESS_BYTES), b"")
-    match = from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
-    guess = "utf-16" if sample.startswith(UTF16) else match.encoding if match else "latin-1"
-    return (
-        f"If it is in {guess}: data.encoding={guess}, for all files; to read bad bytes as U+FFFD: data.errors=replace; "
-        f"to train on the bytes as they are: tokenizer=byte; to leave it out: {file.remedy}"
-    )
+    wrong = f"{file}: byte 0x{error.object[error.start]:02X}{place} is not valid {options.encoding} ({error.reason})"
+    if kind := kind_of_binary(file, options.encoding):
+        return BadFile(f"{wrong}. The file is {kind}. Leave it out: {file.remedy}")
+    sample = error.object[max(0, error.start - GUESS_BYTES) : error.start + GUESS_BYTES]
+    sample = sample[: sample.rfind(b"\n") + 1] or sample  # whole characters
+    damaged, high = sample.decode("utf-8", "replace").count("\ufffd"), sum(byte > 127 for byte in sample)
+    guess = "cp1252"
+    if next(file.chunks(size=HEAD_BYTES), b"").startswith(UTF16):
+        guess = "utf-16"
+    elif high > 10 * damaged:
+        guess = ""  # UTF-8 with some bad bytes
+    elif high > len(sample) / 200 and (
+        match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
+    ):
+        guess = match.encoding
+    named = f"data.encoding={guess} if that is its encoding (for all files), " * bool(guess)
+    others = "data.errors=replace to read bad bytes as U+FFFD, tokenizer=byte to train on the bytes as they are"
+    return BadFile(f"{wrong}. Type {named}{others}, or {file.remedy} to leave it out")

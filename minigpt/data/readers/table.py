@@ -1,14 +1,18 @@
-"""Tables: each row of a CSV file, and each element of a JSON array, is a record, like a line of JSON lines."""
+"""Tables: each row of a CSV file, and each object of a JSON file that holds several, is a record, as in JSON lines."""
 
+import codecs
 import csv
+import io
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
-from minigpt.data.readers.jsonl import document_of, records
+from minigpt.data.readers.jsonl import document_of
+from minigpt.data.readers.plain import not_valid
 
-HEAD_BYTES = 1 << 14  # in which the names of the columns are
+HEAD_BYTES = 1 << 20  # in which the names of the columns, or the first record, are
 csv.field_size_limit(1 << 30)  # characters of a cell
 
 
@@ -21,33 +25,64 @@ def read_table(file: File, options: ReadOptions, begin: int = 0, end: int | None
 def is_table(file: File, options: ReadOptions) -> bool:
     """Return whether a file is a table with a column `data.key`; without one it is plain text.
 
-    If another key than the default was typed, every CSV file is a table, so that a missing column is refused.
+    If another key than the default was typed, all tables are, so that a missing column is refused.
     """
-    head = next(file.chunks(size=HEAD_BYTES), b"").decode(options.encoding, "replace").lstrip("\ufeff \r\n\t")
-    if file.suffix == ".json":
-        return head.startswith("[") and (options.chat or f'"{options.key}"' in head)
-    names = _cells(head.partition("\n")[0])
-    return not options.chat and (options.key in names or options.key != ReadOptions.key)
+    chunk, is_typed = next(file.chunks(size=HEAD_BYTES), b""), options.key != ReadOptions.key
+    head = _decoder(options.encoding, "replace").decode(chunk).lstrip("\ufeff \n")
+    if file.suffix != ".json":
+        line = head.partition("\n")[0]
+        return not options.chat and (is_typed or options.key in _cells(line, _delimiter(file, line)))
+    records = head.removeprefix("[").lstrip()
+    try:
+        first, end = json.JSONDecoder().raw_decode(records)
+    except (ValueError, RecursionError):
+        return False
+    is_one = not head.startswith("[") and not records[end:].lstrip().startswith("{")
+    has_text = (
+        options.chat or is_typed or (isinstance(first, dict) and isinstance(first.get(options.key, 0), str | None))
+    )
+    return isinstance(first, dict) and has_text and not is_one
 
 
 def _rows(file: File, options: ReadOptions) -> Iterator[Any]:
+    decoder = _decoder(options.encoding, options.errors)
+    pieces = (decoder.decode(chunk, final=not chunk) for chunk in itertools.chain(file.chunks(), [b""]))
     try:
         if file.suffix == ".json":
-            text = b"".join(file.chunks()).decode(options.encoding, options.errors)
-            yield from json.loads(text.lstrip("\ufeff"))
+            text = "".join(pieces).lstrip("\ufeff \n")
+            yield from (
+                json.loads(text) if text.startswith("[") else map(json.loads, filter(str.strip, text.split("\n")))
+            )
             return
-        whole = records(file, b"\n", 0, None)
-        lines = (line.decode(options.encoding, options.errors) + "\n" for _, line in whole)
-        header = next(lines).lstrip("\ufeff")
-        yield from csv.DictReader(lines, _cells(header), delimiter=_delimiter(header))
+        lines = _lines(pieces)
+        header = next((line for line in lines if line.strip("\ufeff\n")), "").lstrip("\ufeff")
+        delimiter = _delimiter(file, header)
+        for row in csv.DictReader(lines, _cells(header, delimiter), delimiter=delimiter):
+            if any(row.get(None) or ()):
+                raise ValueError(f"a row has more cells than the header: {str(row)[:80]}")
+            yield row
+    except UnicodeDecodeError as error:
+        raise not_valid(file, options, error) from None
     except (ValueError, csv.Error, RecursionError) as error:
-        remedy = "Repair it, or save it as UTF-8; to read it as plain text, name it .txt"
+        remedy = "Repair it; to read it as plain text, name it .txt"
         raise BadFile(f"{file} can't be read as {file.suffix[1:].upper()} ({error}). {remedy}") from None
 
 
-def _cells(line: str) -> list[str]:
-    return next(csv.reader([line], delimiter=_delimiter(line)), [])
+def _decoder(encoding: str, errors: str) -> io.IncrementalNewlineDecoder:
+    return io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(errors), translate=True)
 
 
-def _delimiter(line: str) -> str:
-    return max(",;\t", key=line.count)
+def _lines(pieces: Iterator[str]) -> Iterator[str]:
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        yield from (f"{line}\n" for line in whole)
+    yield rest
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    return next(csv.reader([line], delimiter=delimiter), [])
+
+
+def _delimiter(file: File, line: str) -> str:
+    return "\t" if file.suffix == ".tsv" else max(",;\t", key=line.count)

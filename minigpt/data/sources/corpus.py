@@ -21,9 +21,9 @@ from pathlib import Path, PurePath
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.chat.tasks import task_file
-from minigpt.data.readers import NAMES, READERS, holds_records, reader_of
+from minigpt.data.readers import NAMES, holds_records, reader_of
 from minigpt.data.readers.document import BadFile, File, ReadOptions
-from minigpt.data.readers.plain import kind_of_binary
+from minigpt.data.readers.plain import kind_of_binary, read_plain
 from minigpt.data.shards import HEADS
 from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
@@ -41,7 +41,7 @@ CONVERSATIONS = ",".join(f"*.{end}{packing}" for end in _ROWS for packing in (""
 _SIDES = {"train": "train", "training": "train", **dict.fromkeys(("validation", "valid", "val", "dev"), "val")}
 _SIDES |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 _SIDE = re.compile(rf"(?:.*[._-])?({'|'.join(_SIDES)})(?:[._-]\d+)?(?:-of-\d+)?(?:-[0-9a-f]{{16}})?")
-_SIDE_ENDS = (*READERS, ".txt", ".tokens")
+_SIDE_ENDS = (".txt", ".tokens")  # and all that holds records
 _CARDS = ("readme.md", "dataset_infos.json")  # beside a split, and of no side
 
 # Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
@@ -117,7 +117,7 @@ class Corpus:
         lines = [*self.notes, reading]
         if kinds.keys() & NAMES.values() and not self.options.chat:
             lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
-        if {".csv", ".tsv"} & kinds["text"].keys():
+        if any(end.startswith((".csv", ".tsv")) for end in kinds["text"]):
             lines.append(
                 f"CSV without a column {self.options.key!r} is read as plain text; one column alone: data.key=COLUMN"
             )
@@ -180,7 +180,7 @@ def look_inside(corpus: Corpus) -> Corpus:
         progress(1)
     rule = "tokens" if tokens else corpus.rule
     if rule in ("content", "source"):
-        files, rule = _by_names(files, rule)
+        files, rule = _by_names(files, rule, corpus.options)
         read = [file for file in files if not file.left_out]
         if len(read) == 1 and read[0].is_named and not holds_records(read[0], corpus.options):
             rule = "tail"
@@ -215,7 +215,7 @@ def _content_to_skip(file: File, encoding: str) -> str:
     return ""
 
 
-def _by_names(files: list[File], rule: str) -> tuple[list[File], str]:
+def _by_names(files: list[File], rule: str, options: ReadOptions) -> tuple[list[File], str]:
     """Return files with what the names of a split that somebody made say of each, and the rule of the split.
 
     As Hugging Face's data sets have it: train-00000-of-00004.parquet and validation-..., or folders train/ and valid/.
@@ -225,7 +225,8 @@ def _by_names(files: list[File], rule: str) -> tuple[list[File], str]:
     def side(file: File) -> str:
         folder, _, name = file.label.lower().rpartition("/")
         stem = PurePath(name.removesuffix(file.packing)).stem
-        match = _SIDE.fullmatch(stem) if file.suffix in _SIDE_ENDS else None
+        is_text = file.suffix in _SIDE_ENDS or reader_of(file, options) is not read_plain
+        match = _SIDE.fullmatch(stem) if is_text else None
         return _SIDES[match[1]] if match else _SIDES.get(folder.removeprefix("data/").partition("/")[0], "")
 
     candidates = [file for file in files if not (file.left_out or file.is_val or (rule == "source" and file.is_named))]
