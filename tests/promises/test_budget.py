@@ -13,7 +13,6 @@ import yaml
 from minigpt import cli
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
-from minigpt.ranks.group import Processes
 from minigpt.report.record import read_record, verdict
 from minigpt.rundir.rows import read_rows
 from minigpt.sizing import dial, law
@@ -187,20 +186,6 @@ def test_the_machine_is_measured_by_training_and_nothing_is_left(texts, tmp_path
     measure = partial(training.measured, hardware=training.find_device(config), processes=training.Processes())
     assert measure(config, 512, 0.05) > 100
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_long_budget_on_a_cpu_compiles_if_that_is_faster(texts):
-    def tokens(compiled, n_bytes=10**8):
-        config = compose("train", [*texts, "experiment=text", "budget=10min"])
-        speeds = {"auto": 1000.0, "on": compiled}
-        sizer = dial.Dial(config, "cpu", lambda sized, *_: speeds[sized.trainer.compile], None, 600.0, Processes())
-        size = sizer.choose(law.Text(n_bytes, 2.0, 2.3), 1000, "10min", lambda: 10.0)
-        return sizer.settings(size).get("trainer.compile"), size.tokens
-
-    (on, more), (off, fewer) = tokens(1400.0), tokens(500.0)
-    assert (on, off) == ("on", "off")
-    assert 1.2 < more / fewer < 1.5
-    assert tokens(1400.0, 20_000)[0] is None  # ten passes over so little text take less time than compiling
 
 
 def test_a_text_too_short_for_the_time_is_named_before_the_first_step(texts, quick, monkeypatch, capsys):

@@ -112,3 +112,17 @@ def test_weights_are_not_averaged_where_the_law_does_not_know_the_last_step_or_t
     size = sizer.settle(Text(200_000, 2.1, 2.6), 40.0)
     assert (size.average_fraction, size.final_lr_fraction) == (0.0, 0.0)
     assert sizer.settings(size).get("optimizer.average_fraction", 0.0) == 0.0
+
+
+def test_a_long_budget_on_a_cpu_compiles_if_that_is_faster():
+    def tokens(compiled, n_bytes=10**8):
+        config = compose("train", ["experiment=text", "data.source=README.md", "budget=10min"])
+        speeds = {"auto": 1000.0, "on": compiled}
+        sizer = Dial(config, "cpu", lambda sized, *_: speeds[sized.trainer.compile], lambda *_: 2.0, 600.0, Processes())
+        size = sizer.choose(Text(n_bytes, 2.0, 2.3), 1000, "10min", lambda: 10.0)
+        return sizer.settings(size).get("trainer.compile"), size.tokens
+
+    (on, more), (off, fewer) = tokens(1400.0), tokens(500.0)
+    assert (on, off) == ("on", "off")
+    assert 1.2 < more / fewer < 1.5
+    assert tokens(1400.0, 20_000)[0] is None  # ten passes over so little text take less time than compiling

@@ -1,0 +1,91 @@
+"""CSV and JSON files that hold several texts, and files in another encoding."""
+
+import gzip
+import json
+
+import pytest
+
+from minigpt.faults import UserFault
+from tests.promises.test_text_in import STORIES, TEXT, documents, folder, made, write
+
+__all__ = ["folder"]
+
+CSV = "id,body\r\n" + "".join(f'{n},"{story}\nit said ""no"""\r\n' for n, story in enumerate(STORIES)) + "60,\r\n61\r\n"
+TABLES = {
+    "a.csv": CSV,
+    "semicolons.csv": "\ufeff" + CSV.replace("id,body", "id;body").replace(',"', ';"').replace("60,", "60;"),
+    "tabs.tsv": CSV.replace("id,body", "id\tbody").replace(',"', '\t"').replace("60,", "60\t"),
+    "packed.csv.gz": gzip.compress(CSV.encode()),
+    "windows.csv": ("\n" + CSV).encode("utf-16"),
+    "macintosh.csv": CSV.replace("\r\n", "\r").encode(),
+    "lines.json": "".join(json.dumps({"id": 1, "body": f'{story}\nit said "no"'}) + "\n" for story in STORIES),
+    "array.json": json.dumps(
+        [{"id": 1, "body": f'{story}\nit said "no"'} for story in STORIES] + [{"body": None}], indent=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_row_of_a_table_is_a_document(folder, name):
+    encoding = "utf-16" if name == "windows.csv" else "utf-8"
+    prepared, said = made(write(folder / name, TABLES[name]), key="body", encoding=encoding)
+    train, val = documents(prepared)
+    assert sorted(train + val) == sorted(f'{story}\nit said "no"' for story in STORIES)
+    assert val
+    assert any(": 1 table (1 ." in line for line in said)
+
+
+def test_a_column_that_is_missing_is_named_and_a_table_without_a_text_is_plain(folder):
+    source = write(folder / "a.csv", CSV)
+    with pytest.raises(
+        UserFault, match=r"a.csv, row 1: the record .* no text under 'story'. .* data.key=id or data.key=body"
+    ):
+        made(source, key="story")
+    train, val = documents(made(source)[0])
+    assert "".join(train + val) == CSV
+    write(folder / "settings.json", '[\n {"path": "x"}\n]\n' * 9)
+    assert "reading 1 file" in made(str(folder / "settings.json"))[1][0]
+    for part in ("train", "test"):
+        write(folder / "code" / f"{part}.json", '[{"type": "text"}]')
+    write(folder / "code" / "main.py", TEXT)
+    assert made("code")[0].summary["bytes"] == len(TEXT.encode()) + 36
+    with pytest.raises(UserFault, match=r"lost.csv can't be read as CSV \(a row has more cells than the header"):
+        made(write(folder / "lost.csv", "text\nfirst, and more\n"))
+    with pytest.raises(UserFault, match=r"not valid utf-8 .*data.encoding=cp1252 if"):
+        made(write(folder / "excel.csv", "id;text\n1;Größe\n".encode("cp1252") * 9))
+    with pytest.raises(UserFault, match=r"cut.json can't be read as JSON \(Unterminated"):
+        made(write(folder / "cut.json", '[{"text": "a"}, {"te'))
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("„Über die Größe“ – sagte er … dass die Straße naß sei.\n", "cp1252"),
+        ("吾輩は猫である。名前はまだ無い。どこで生れたか頓と見当がつかぬ。\n", "cp932"),
+        ("从前有座山，山里有座庙，庙里有个老和尚在讲故事。\n", "gb18030"),
+        ("Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.\n", "cp1251"),
+        ("Plain words in a Windows file.\n", "utf-16"),
+    ],
+)
+def test_the_encoding_of_a_text_that_is_not_utf8_is_named(folder, text, encoding):
+    source = write(folder / "book.txt", (text * 2000).encode(encoding))
+    with pytest.raises(UserFault, match=rf"not valid utf-8 .*Type data.encoding={encoding} if that is its encoding"):
+        made(source, "char")
+    train, val = documents(made(source, "char", encoding=encoding)[0])
+    assert "".join(train + val) == text * 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("plain words\n" * 50_000 + "it\x92s\n", "Type data.encoding=cp1252 if"),
+        (
+            "Größe, Straße, Übermut\n" * 99,
+            r"\(invalid start byte\)\. Type data.errors=replace to read bad bytes",
+        ),
+    ],
+)
+def test_some_bad_bytes_in_a_good_text_are_not_taken_for_another_encoding(folder, text, says):
+    good = text.encode("latin-1" if "\x92" in text else "utf-8")
+    with pytest.raises(UserFault, match=says):
+        made(write(folder / "book.txt", good if b"\x92" in good else good + b"\xff\n"), "char")
