@@ -30,11 +30,12 @@ def plan_budgets(config: PlanConfig, measure: Measure, pilot: Pilot) -> str:
     rows = [row_of(budget, sizes[budget]) for budget in budgets]
     picture = prepared.folder / "budget.png"
     plot_sizes({seconds_of(budget) or 0.0: sizes[budget] for budget in budgets}, budgets, text, picture)
-    lines = [table([HEAD, *rows]), of_counting(text)]
+    limits: dict[str, list[str]] = {}
     for budget in budgets:
-        limits = dial.limits(text, sizes[budget], START_SECONDS, seconds_of(budget) or 0.0)
-        lines += [f"Note       {budget}: {sentence}" for sentence in limits]
-    return "\n".join(["", *lines, f"Picture    {picture}"])
+        for sentence in dial.limits(text, sizes[budget], START_SECONDS, seconds_of(budget) or 0.0):
+            limits.setdefault(sentence, []).append(budget)
+    notes = [f"Note       {', '.join(which)}: {sentence}" for sentence, which in limits.items()]
+    return "\n".join(["", table([HEAD, *rows]), of_counting(text), *notes, f"Picture    {picture}"])
 
 
 def plot_sizes(sizes: dict[float, Size], names: list[str], text: Text, path: Path) -> None:

@@ -174,7 +174,7 @@ def test_plan_shows_what_each_time_buys(texts, quick, monkeypatch, capsys):
     rows = re.findall(r"^(\w+) .* 2\.500 +2\.40 to 2\.60$", screen, re.M)
     assert rows == ["10min", "1h"]
     assert "7-gram, Kneser-Ney" in screen
-    assert re.search(r"^Note +1h: this ends after about .*: more passes would", screen, re.M)
+    assert re.search(r"^Note +10min, 1h: this ends after about .*: more passes would", screen, re.M)
     (picture,) = re.findall(r"Picture +(\S+\.png)", screen)
     assert Path(picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert not Path("runs").exists()
