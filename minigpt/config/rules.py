@@ -269,6 +269,13 @@ def trainings_are_alike(budget: str | None, _: object) -> Iterator[str]:
 # --- the server ---
 
 
+@rule("hosts")
+def hosts_are_names(hosts: list[str]) -> Iterator[str]:
+    for host in hosts:
+        if "*" in host.removeprefix("*.") and host != "*":  # starlette would answer no request at all
+            yield f"hosts={shown(host)[1:-1]}: a star stands for what is before a name only. Use NAME or *.NAME."
+
+
 @rule("host", "token_file")
 def strangers_show_a_token(host: str, token_file: str | None) -> Iterator[str]:
     if host not in OWN_ADDRESSES and token_file is None and not os.environ.get("MINIGPT_TOKEN"):

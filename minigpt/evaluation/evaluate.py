@@ -48,10 +48,11 @@ def evaluate(config: EvaluateConfig) -> None:
     figures += [_answer(path, pairs, models) for path, pairs in zip(config.questions, questions, strict=True)]
     if config.versus and config.questions:
         tell("\n+- is a 95 % interval. It judges these two checkpoints, not the settings that they were trained with.")
-    with writing(f"json={config.json} or per_token={config.per_token}"):
-        if config.json is not None:
+    if config.json is not None:
+        with writing(f"json={config.json}"):
             write_json(Path(config.json).expanduser(), figures[0] if len(figures) == 1 else figures)
-        if config.per_token is not None:
+    if config.per_token is not None:
+        with writing(f"per_token={config.per_token}"):
             write_tokens(Path(config.per_token).expanduser(), config.file, [score for _, score in scores])
 
 
