@@ -37,11 +37,10 @@ def is_table(file: File, options: ReadOptions) -> bool:
         first, end = json.JSONDecoder().raw_decode(records)
     except (ValueError, RecursionError):
         return False
-    is_one = not head.startswith("[") and not records[end:].lstrip().startswith("{")
-    has_text = (
-        options.chat or is_typed or (isinstance(first, dict) and isinstance(first.get(options.key, 0), str | None))
-    )
-    return isinstance(first, dict) and has_text and not is_one
+    is_several = head.startswith("[") or records[end:].lstrip().startswith("{")
+    if not (is_several and isinstance(first, dict)):
+        return False
+    return options.chat or is_typed or isinstance(first.get(options.key, 0), str | None)
 
 
 def _rows(file: File, options: ReadOptions) -> Iterator[Any]:
