@@ -108,7 +108,7 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
 
 
 def draw(texts: dict[str, Text], by: Constants) -> None:
-    """Draw what the law expects beside what was measured: of all trainings, and of sizes in equal time."""
+    """Draw what the law predicts, and what was measured: of all trainings, and of sizes in equal time."""
     rows = [row for row in rows_of("law_runs.csv") if row["init"] == "induction" and row["note"] != "pilot"]
     came = np.array([float(row["bits"]) for row in rows])
     sizes = [size_of(row) for row in rows]
@@ -120,7 +120,11 @@ def draw(texts: dict[str, Text], by: Constants) -> None:
         whole.plot(ends, ends, color=INK, linewidth=0.8)
         whole.plot(expected, came, "o", color=TRAIN, markersize=3, alpha=0.6)
         whole.set(
-            xlabel="law alone, bits per byte", ylabel="came", title="All trainings; grey: 10 %", xlim=ends, ylim=ends
+            xlabel="law alone, bits per byte",
+            ylabel="measured",
+            title="All trainings; grey: 10 %",
+            xlim=ends,
+            ylim=ends,
         )
         for axes, (text, title) in zip(
             groups, {"ruby": "Ruby's library", "gnuplot": "gnuplot's pages"}.items(), strict=True
