@@ -215,7 +215,7 @@ class Dial:
         if not is_open or patience - self.speeds.spent < COMPILE_SECONDS:
             return size
         began, plain, self.others["trainer.compile"] = self.elapsed(), self.speeds(size), "on"
-        fast = self.speeds.measure(size, 2.0)
+        fast = self.speeds.measure(size, self.speeds.each)
         seconds -= self.elapsed() - began
         tell(f"Speed      {fast:,.0f} tokens/s compiled")
         if fast * (seconds - AGAIN) > plain * seconds:

@@ -28,6 +28,7 @@ class Speeds:
         self, measure: Callable[[Size, float], float], guess: float, patience: float, clock: Callable[[], float]
     ):
         self.measure, self.guess, self.patience, self.clock = measure, guess, patience, clock
+        self.each = min(patience / 5, max(2.0, patience / 40))  # seconds of a measurement; a long budget affords more
         self.rates: dict[float, float] = {}  # FLOPs of a token -> FLOP/s
         self.measured: list[Size] = []
         self.spent = self.start = 0.0  # seconds: on measuring; until a training runs
@@ -66,10 +67,10 @@ class Speeds:
 
     def step_seconds(self, size: Size) -> float:
         """Train a size for some seconds; return the seconds of a step."""
-        began, seconds = self.clock(), min(2.0, self.patience / 5)
-        speed = self.measure(size, seconds)
+        began = self.clock()
+        speed = self.measure(size, self.each)
         took = self.clock() - began
-        self.spent, self.start = self.spent + took, max(0.0, took - seconds)
+        self.spent, self.start = self.spent + took, max(0.0, took - self.each)
         return size.batch_tokens / speed
 
 

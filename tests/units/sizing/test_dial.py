@@ -33,6 +33,15 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, spent:
     assert (leveled == text) == (steps is None)
 
 
+@pytest.mark.parametrize(("budget", "seconds"), [(30.0, 0.6), (600.0, 2.0), (3600.0, 9.0)])
+def test_a_long_budget_measures_speeds_for_longer(budget: float, seconds: float):
+    took = []
+    config = compose("train", ["experiment=text", "data.source=README.md", f"budget={budget:g}s"])
+    sizer = Dial(config, "cpu", lambda *call: took.append(call[2]) or 1e4, lambda *_: 2.0, budget, Processes())
+    sizer.settle(Text(10**7, 1.7, 1.9), 0.8 * budget)
+    assert took == pytest.approx([seconds] * max(1, len(took)))
+
+
 @pytest.mark.parametrize(
     ("typed", "shape"),
     [
