@@ -90,7 +90,7 @@ def train_together(
         config, budget = with_budget(config, path, hardware, processes)
     with processes.rank_zero_first():
         changes = start.refuse_changed_run(path, config)
-        prepared = start.find_tokens(config, path, changes)
+        prepared = start.find_tokens(config, path, changes, is_told=budget is not None)
     config = with_epochs(config, prepared)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     start.refuse_unfit_data(config, prepared)

@@ -10,7 +10,7 @@ from minigpt.config.run_names import Change, differences
 from minigpt.config.schema import CONVERSATIONS, TrainConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.prepared import Prepared, open_prepared
-from minigpt.data.preparing.prepare import changed_sources, prepare
+from minigpt.data.preparing.prepare import changed_sources, find_or_make, prepare
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import is_imported, read_imported_config
@@ -45,10 +45,11 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     return changes
 
 
-def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepared:
+def find_tokens(config: TrainConfig, path: Path, changes: list[Change], *, is_told: bool = False) -> Prepared:
     """Return the tokens to train on: those with which the run in `path` began, or those of a new run's text.
 
-    A run that has begun finds its tokens by their fingerprint, even if the text was changed or removed.
+    A run that has begun finds its tokens by their fingerprint, even if the text was changed or removed. `is_told`: the
+    screen has the facts of a new run's tokens already.
     """
     saved = RunDirectory(path, writes=False).read_json("data.json")
     moved = any(change.key.startswith("data.") and change.key != "data.dir" for change in changes)
@@ -59,7 +60,8 @@ def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepa
             new = "a new run (run.dir=NEW_DIR) takes the text as it is now"
             tell(f"Note: {what}. The run continues with its own tokens; {new}.")
         return known
-    prepared = prepare(config.data, config.tokenizer, given=given_tokenizer(config, path))
+    make = find_or_make if is_told else prepare
+    prepared = make(config.data, config.tokenizer, given=given_tokenizer(config, path))
     if saved is not None and saved != prepared.facts:
         others = ", ".join(str(change) for change in changes if change.key.startswith("data."))
         what = f"other data ({others})" if moved else f"a text whose tokens are no longer in data.dir={config.data.dir}"

@@ -71,6 +71,7 @@ def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
     train(*texts, "budget=1h", "run.dir=a")
     screen = capsys.readouterr().out
     assert re.search(r"^budget +parameters +layers x width", screen, re.M)
+    assert screen.count("tokens to train on") == 1
     assert re.search(r"^1h +7\.\d+ k +1 x 16 +300 +8 +768 +0\.\d+ +0.1 +0 +2\.500 +2\.40 to 2\.60", screen, re.M)
     assert re.search(r"Baselines +\d\.\d+ bits per byte \(7-gram, Kneser-Ney\), \d\.\d+ \(xz\)", screen)
     assert re.search(r"Speed +16,000 tokens/s with 7\.\d+ k parameters", screen)
