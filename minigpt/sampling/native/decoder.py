@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.model.cache import KVCache
-from minigpt.model.gpt import GPT, empty_gpt, qk_norm_of
+from minigpt.model.gpt import GPT, qk_norm_of
 from minigpt.sampling.native.library import NoNativeCode, library
 
 MAX_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do as well
@@ -153,14 +153,7 @@ def why_not(model: GPT) -> str:
     for name, known in WORDS.items():
         if (value := getattr(config, name)) not in known:
             return f"decode.cpp does not know model.{name}={value}"
-    if shapes(model) != shapes(empty_gpt(config, model.vocab_size, device="meta")):
-        return "decode.cpp does not know this model's parameters"
     return ""
-
-
-def shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Return every parameter's and buffer's shape by name."""
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 @torch.inference_mode()
