@@ -7,7 +7,7 @@ import pytest
 from minigpt.config.compose import compose
 from minigpt.machine.choices import choose
 from minigpt.machine.hardware import Hardware
-from minigpt.machine.roofline import most_tokens_per_second
+from minigpt.report.plan import most_tokens_per_second
 
 H100 = Hardware("cuda", "NVIDIA H100 80GB HBM3", 16, True, 80 * 10**9)
 
