@@ -71,9 +71,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     Its hyperparameters follow from the config and the step, so they are not stored.
     """
     state = optimizer.state_dict()["state"]
-    return {
-        f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items()
-    }
+    return {f"{index}.{name}": average for index, averages in state.items() for name, average in averages.items()}
 
 
 def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:

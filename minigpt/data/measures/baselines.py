@@ -43,8 +43,7 @@ def baselines(prepared: Prepared) -> list[Baseline]:
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
         if kept["fingerprint"] == prepared.fingerprint:
-            rows: list[Baseline] = kept["rows"]
-            return rows
+            return kept["rows"]
     tell("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val)
     with contextlib.suppress(OSError):

@@ -134,8 +134,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         import aiohttp  # by default fsspec ends each transfer after five minutes
 
         options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=60.0)}}
-    system, path = fsspec.core.url_to_fs(url, **options)
-    return system, path
+    return fsspec.core.url_to_fs(url, **options)
 
 
 def _gone(url: str, error: Exception) -> SourceGone:

@@ -77,8 +77,7 @@ class FileEncoder:
         return library
 
     def _encode_text(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._library.encode(text, add_special_tokens=False).ids
 
 
 def open_library(content: str) -> Any:
@@ -103,8 +102,7 @@ def bpe_json(
     if is_bytes:
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_split)  # type: ignore
     library.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in control])
-    content: dict[str, Any] = json.loads(library.to_str())
-    return content
+    return json.loads(library.to_str())
 
 
 def tokens_of(content: str) -> tuple[list[bytes], dict[str, int]]:
