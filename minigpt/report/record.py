@@ -40,7 +40,7 @@ class Record:
     config: dict[str, Any]  # settings by their dotted names
     choices: dict[str, Any]
     environment: dict[str, Any]
-    baselines: list[Row]  # baseline.json, if they were measured: name, bits_per_byte and of which part of the text
+    baselines: list[Row]  # baseline.json, the lowest first: name, bits_per_byte and of which part of the text
     tokens: dict[str, Any]  # tokens.json: the losses of some validation text, as training/token_losses.py has them
     command: str  # that was typed, or ""
     parameters: int | None  # None: no checkpoint to count them in
@@ -57,6 +57,7 @@ def read_record(run_dir: str | Path) -> Record:
     if not (path / "metrics.jsonl").is_file():
         raise UserFault(f"run.dir={path}: no metrics.jsonl there. Give the folder of a run: minigpt runs lists them")
     rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if number(row.get("step")) is not None}
+    baselines = read_mapping(path / "baseline.json").get("baselines", [])
     return Record(
         path=path,
         rows=[rows[step] for step in sorted(rows)],  # a step that was written twice counts once, as last written
@@ -65,16 +66,11 @@ def read_record(run_dir: str | Path) -> Record:
         config=flatten(read_mapping(path / "config.yaml")),
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
-        baselines=read_baselines(path),
+        baselines=sorted(baselines, key=lambda row: row["bits_per_byte"]),
         tokens=read_mapping(path / "tokens.json"),
         command=(path / "command.txt").read_text(errors="replace") if (path / "command.txt").is_file() else "",
         parameters=count_parameters(path / "checkpoints"),
     )
-
-
-def read_baselines(run_dir: Path) -> list[Row]:
-    """Return a run's baselines, the lowest first."""
-    return sorted(read_mapping(run_dir / "baseline.json").get("baselines", []), key=lambda row: row["bits_per_byte"])
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.ranks.slurm import requeue
 from minigpt.report.page import write_report
-from minigpt.report.record import advice, number, read_baselines, read_record, verdict
+from minigpt.report.record import advice, number, read_record, source_losses, verdict
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
@@ -99,11 +99,11 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
             f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
             f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
         )
-        for key in (key for key in row if key.startswith("val/loss/")):
-            tell(f"  {key.removeprefix('val/loss/')}  {row[key]:.4f} nats per token")
+        for source, loss in source_losses(row).items():
+            tell(f"  {source}  {loss:.4f} nats per token")
     record = read_record(run.path)
     tell(f"Verdict        {verdict(record)}\n               {advice(record)}".rstrip())
-    for row in read_baselines(run.path):
+    for row in record.baselines:
         of = f" (of {row['of']})" if row.get("of") else ""
         tell(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
     for line in outcome(budget, rows, seconds) if budget else ():
