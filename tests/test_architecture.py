@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "stages": "config data evaluation faults invocation",
     "sweep": "children config data faults files invocation machine ranks redact rundir screen "
     "matplotlib numpy optuna torch",
-    "training": "__init__ attention checkpoint config data faults formats invocation "
+    "training": "__init__ attention checkpoint config data evaluation faults formats invocation "
     "machine model ranks redact report rundir sampling screen seeds sizing lightning numpy torch",
     "verify": "checkpoint children config faults ranks rundir",
 }

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from minigpt.checkpoint.folder import best_checkpoint
 from minigpt.checkpoint.load import load_checkpoint
@@ -13,8 +12,8 @@ from minigpt.data.batch import document_end
 from minigpt.data.chat.packing import Split
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import pieces
+from minigpt.evaluation.texts import score_text
 from minigpt.model.counting import flops_per_token
-from minigpt.model.evaluate import token_losses, windows_at_once
 from minigpt.training.state import TrainingJob
 
 MOST_TOKENS, SHOWN_TOKENS = 1 << 13, 600
@@ -42,9 +41,7 @@ def measure_token_losses(job: TrainingJob) -> dict[str, Any] | None:
     ids = text.tokens(0, min(len(text), windows * T + 1))
     loaded, end = load_checkpoint(checkpoint), document_end(config.data, tokenizer)
     split = TokenSplit(name, tokenizer, [ids], bytes=0, fingerprint="")
-    how: Any = {"block_size": T, "batch": windows_at_once(T, tokenizer.vocab_size), "document_end": end}
-    losses = token_losses(loaded.model.to(device), split, device=device, precision="fp32", **how)
-    nats = torch.cat([piece.cpu() for piece in losses]).double().numpy()
+    nats = score_text(loaded.model.to(device), split, document_end=end).nats.astype(float)
     predicted = np.ones(len(nats), bool) if end is None else ids[:-1] != end
     places = np.arange(len(nats)) % T  # 0: one token was read before
     positions, doublings = [], np.ceil(np.log2(1 + places)).astype(int)  # places 1, 2, 3-4, 5-8, ... together
