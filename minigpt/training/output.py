@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from minigpt.checkpoint.contents import copy_tensors
 from minigpt.config.convert import to_dict
-from minigpt.config.schema import TrainConfig
+from minigpt.config.schema import LoggerConfig, TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.chat.packing import Split
 from minigpt.machine.choices import Choices
@@ -27,13 +27,12 @@ from minigpt.rundir.loggers import Tracker
 from minigpt.rundir.rows import append_row
 from minigpt.sampling.generate import NonFiniteLogits
 from minigpt.sampling.write import write_sample
-from minigpt.screen import MOVE_SECONDS, can_move, duration, move, tell
+from minigpt.screen import LINE_SECONDS, MOVE_SECONDS, can_move, duration, move, tell
 from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.state import RunState, TrainingJob, out_of_patience, steps_of
 
 OF_SOURCE = "val/loss/"  # + the name of a source of a mixture: its column
-PLAIN_LINE_SECONDS = 5.0  # between lines without a terminal, except for validations
 
 
 def validate(
@@ -115,24 +114,22 @@ class RunLog:
         config, self.run, self.job = job.config, job.run, job
         self.total_steps = steps_of(config)
         peak = peak_flops(job.hardware, choices.precision) if config.adapter.name == "none" else None
-        self.flops, self.peak = 0.0, peak and peak * choices.devices  # counts frozen weights as if they learned
-        if peak:
-            self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)
+        self.peak = peak and peak * choices.devices
+        self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)  # as if frozen weights learned
         self.first: tuple[int, float] | None = None  # step and seconds of this process's first row
         self.last_step: int | None = None  # with a row
         self.last_seconds = self.shown_at = 0.0
         self.shown: dict[str, Any] = {}  # the last row
         self.val_loss: float | None = None  # of the last validation
-        self.tracker: Tracker | None = None
-        if self.run.writes:
-            settings = redact_values(to_dict(config))
-            self.tracker = Tracker(config.logger, self.run.path, settings=settings, step=step, say=tell)
+        logger = config.logger if self.run.writes else LoggerConfig()  # which names none
+        settings = redact_values(to_dict(config))
+        self.tracker = Tracker(logger, self.run.path, settings=settings, step=step, say=tell)
 
     def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if self.tracker is not None and not isinstance(error, KeyboardInterrupt):  # Ctrl-C waits for no upload
+        if not isinstance(error, KeyboardInterrupt):  # Ctrl-C waits for no upload
             self.tracker.close()
 
     def row(self, step: int, result: StepResult, seconds: float) -> dict[str, Any]:
@@ -157,7 +154,6 @@ class RunLog:
         """Write a row to file, tracker and screen."""
         if self.run.writes:
             self._append(self.run.metrics, row)
-            assert self.tracker is not None
             self.tracker.log(row)
             self._show(row)
 
@@ -195,7 +191,7 @@ class RunLog:
         """Show a step's row: a moving line in a terminal; elsewhere a line now and then."""
         now, moves = time.monotonic(), can_move()
         self.shown = {key: value for key, value in row.items() if not key.startswith("val/")}
-        if "val/loss" in row or (not moves and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
+        if "val/loss" in row or (not moves and (now - self.shown_at >= LINE_SECONDS or row["step"] == 1)):
             tell("  ".join(describe(row, self.job.config, self.total_steps, self.first)))
             self.shown_at, self.val_loss = now, row.get("val/loss", self.val_loss)
         elif moves and now - self.shown_at >= MOVE_SECONDS:

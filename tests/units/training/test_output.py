@@ -31,7 +31,9 @@ def test_a_terminals_line_moves_between_two_rows(tmp_path, monkeypatch, capsys, 
     monkeypatch.setenv("NO_COLOR", no_colour)
     config = TrainConfig(adapter=AdapterConfig(name="lora"), batch_tokens=600)  # without an MFU
     run = SimpleNamespace(writes=True, path=tmp_path, metrics=tmp_path / "metrics.jsonl")
-    log = RunLog(SimpleNamespace(config=config, run=run, hardware=None), SimpleNamespace(precision="fp32"), step=0)
+    prepared = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=256))
+    job = SimpleNamespace(config=config, run=run, hardware=None, prepared=prepared)
+    log = RunLog(job, SimpleNamespace(precision="fp32"), step=0)
     result = StepResult(5.0, 1.0, 1.0, 1e-3, fault=None, overflow=False, request=StopRequest())
     log.write(log.row(899, result, 60.0) | {"val/loss": 4.2033, "val/bits_per_byte": 1.5})
     log.tick(900, replace(result, loss=4.5), 60.1)
