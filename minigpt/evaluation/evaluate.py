@@ -26,6 +26,7 @@ from minigpt.machine.hardware import find_named
 from minigpt.screen import Progress, size_text, tell
 
 Models = Sequence[LoadedCheckpoint]  # one, or two to compare
+Figures = dict[str, Any]  # as JSON
 
 
 def evaluate(config: EvaluateConfig) -> None:
@@ -75,9 +76,7 @@ def _open_questions(path: str, models: Models) -> tuple[list[Question], list[lis
     return questions, [encode_questions(tokenizer, questions, size, file) for tokenizer, size in sizes]
 
 
-def _score_text(
-    path: str, texts: list[TokenSplit], models: Models, stride: int | None
-) -> tuple[dict[str, Any], TextScore]:
+def _score_text(path: str, texts: list[TokenSplit], models: Models, stride: int | None) -> tuple[Figures, TextScore]:
     """Score a text and print the figures; return them, and the first model's score."""
     tell(f"\n{path}: {size_text(texts[0].bytes)}, {texts[0].words:,} words, {texts[0].lines:,} lines")
     ends = [document_end(loaded.config.data, loaded.tokenizer) for loaded in models]
@@ -95,11 +94,11 @@ def _score_text(
         sizes = [loaded.config.model.block_size for loaded in models]
         units = text_units(list(zip(texts, sizes, strict=True)), ends)
         sums = [by_unit(units, score.text, score.nats) for score in scores]
-        between = _difference(sums, units.sizes, units.loss, units.name, "much text")
+        between = _difference(sums, units.sizes, units.loss, drawn=False)
     return _entry(path, models, [score.figures() for score in scores], between), scores[0]
 
 
-def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: Models) -> dict[str, Any]:
+def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: Models) -> Figures:
     """Let the models answer questions and print the figures; return them."""
     questions, pairs_of_models = opened
     tell(f"\n{path}: {len(questions):,} questions")
@@ -114,7 +113,7 @@ def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: 
     between = None
     if len(models) > 1:
         wrong, sizes = [1.0 - answer.plain for answer in answers], np.ones(len(questions))
-        between = _difference(wrong, sizes, "wrong answers per question", "questions", "many questions")
+        between = _difference(wrong, sizes, "wrong answers per question", drawn=True)
     return _entry(path, models, [answer.figures() for answer in answers], between)
 
 
@@ -123,22 +122,20 @@ def _names(models: Models) -> list[str]:
     return ["A  ", "B  "] if len(models) > 1 else [""]
 
 
-def _entry(path: str, models: Models, figures: list[dict[str, Any]], between: dict[str, Any] | None) -> dict[str, Any]:
+def _entry(path: str, models: Models, figures: list[Figures], between: Figures | None) -> Figures:
     """Return a file's figures as JSON; those of a second model, and the difference, are under "versus"."""
     first, *second = [{"checkpoint": str(loaded.path)} | now for loaded, now in zip(models, figures, strict=True)]
     return {"file": path, **first} | ({"versus": second[0] | {"difference": between}} if second else {})
 
 
-def _difference(
-    sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str
-) -> dict[str, Any] | None:
+def _difference(sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, *, drawn: bool) -> Figures | None:
     """Print which of two models is better, by the paired interval of `compare`; return the difference B - A.
 
-    Questions are taken to be drawn at random; a text is not.
+    `drawn`: of questions, which are taken to be drawn at random; a text is not.
     """
-    if name == "questions" and (reason := too_few(sizes, name=name)):
+    if drawn and (reason := too_few(sizes, name="questions")):
         tell(f"  cannot tell which is better: {reason}")
         return None
-    between = difference(sums[0][None], sums[1][None], sizes, drawn=name == "questions")
-    tell(f"  {verdict('A', 'B', between, unit, more=more)}")
+    between = difference(sums[0][None], sums[1][None], sizes, drawn=drawn)
+    tell(f"  {verdict('A', 'B', between, unit, more='many questions' if drawn else 'much text')}")
     return {"value": between.value, "plus_minus": between.half_width(LEVEL), "level": LEVEL, "unit": unit}
