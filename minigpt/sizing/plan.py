@@ -41,11 +41,9 @@ def plan_budgets(config: PlanConfig, measure: Measure, pilot: Pilot) -> str:
 def plot_sizes(sizes: dict[float, Size], names: list[str], text: Text, path: Path) -> None:
     """Draw the bits per byte to expect over time, with their range and the baselines."""
     with drawing(size=(6.4, 3.6), font_size=9, dpi=150) as figure, replaced(path) as file:
-        axes, times = figure.subplots(), list(sizes)
-        axes.fill_between(
-            times, [size.low for size in sizes.values()], [size.high for size in sizes.values()], color=GRID
-        )
-        axes.plot(times, [size.bits_per_byte for size in sizes.values()], color=VALIDATION, marker="o")
+        axes, times, forecasts = figure.subplots(), list(sizes), list(sizes.values())
+        axes.fill_between(times, [size.low for size in forecasts], [size.high for size in forecasts], color=GRID)
+        axes.plot(times, [size.bits_per_byte for size in forecasts], color=VALIDATION, marker="o")
         lines = sorted([(text.kneser_ney, "7-gram"), (text.xz, "xz")])
         for (bits, name), side in zip(lines, ("top", "bottom"), strict=True):  # of the line, so that names keep apart
             axes.axhline(bits, color=BASELINE, linestyle="--")

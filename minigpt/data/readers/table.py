@@ -49,9 +49,8 @@ def _rows(file: File, options: ReadOptions) -> Iterator[Any]:
     try:
         if file.suffix == ".json":
             text = "".join(pieces).lstrip("\ufeff \n")
-            yield from (
-                json.loads(text) if text.startswith("[") else map(json.loads, filter(str.strip, text.split("\n")))
-            )
+            objects = filter(str.strip, text.split("\n"))  # one a line
+            yield from json.loads(text) if text.startswith("[") else map(json.loads, objects)
             return
         lines = _lines(pieces)
         header = next((line for line in lines if line.strip("\ufeff\n")), "").lstrip("\ufeff")
