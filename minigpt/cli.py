@@ -112,11 +112,6 @@ def verify_resume(arguments: list[str]) -> int:
     return _load("minigpt.verify:verify_resume")(config, command, kills=config.kills, folder=Path(tempfile.mkdtemp()))
 
 
-def look(arguments: list[str]) -> None:
-    config = _compose("look", arguments)
-    print("Wrote", *_load("minigpt.serving.look:look")(config))
-
-
 def demo(arguments: list[str]) -> int:
     """Train a small GPT on text that this machine already has, and print a sample.
 
@@ -153,7 +148,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int | None] | str]] = {
     "slurm": ("Write the script that submits a training to SLURM.", slurm),
     "benchmark": ("Measure tokens per second and MFU of training and sampling on this machine.", benchmark),
     "verify-resume": ("Prove on this machine that a killed run ends with the same bytes.", verify_resume),
-    "look": ("Show the tokens of a text and the attention to them: a page or a picture.", look),
+    "look": ("Show the tokens of a text and the attention to them: a page or a picture.", "minigpt.serving.look:look"),
     "chat": ("Talk with a trained GPT.", "minigpt.sampling.chat:chat"),
     "serve": ("Serve models over HTTP: OpenAI's protocol, and a page to try them.", "minigpt.serving.serve:serve"),
     "demo": ("Train a small GPT on text that this machine already has, and print a sample.", demo),

@@ -61,10 +61,9 @@ def _source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def look(config: LookConfig) -> list[Path]:
-    """Write the page, and the picture if it is wanted; return their paths."""
-    assert config.checkpoint is not None, "config/rules asks for it"
-    loaded = load_checkpoint(config.checkpoint, config.which)
+def look(config: LookConfig) -> None:
+    """Write the page, and the picture if it is wanted; print their paths."""
+    loaded = load_checkpoint(str(config.checkpoint), config.which)
     view = view_of(loaded.run.name, loaded, config.text)
     view |= {"kinds": kinds(loaded, config.text), "lens": lens(loaded, config.text)}
     if view["cut"]:
@@ -74,7 +73,7 @@ def look(config: LookConfig) -> list[Path]:
         write_file(page, page_of(AT_REST, title=f"{view['name']} reads", data=view)[0])
         if picture:
             write_picture(picture, view)
-    return [page, picture] if picture else [page]
+    print("Wrote", page, *([picture] if picture else []))
 
 
 def write_picture(path: Path, view: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -37,11 +36,14 @@ def test_data_can_not_end_its_element(modules):
 
 def test_look_writes_one_page_and_a_picture(loaded, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(look_module, "load_checkpoint", lambda path, which: loaded)
-    text, out = "how <b>$much$</b> wood would", str(tmp_path / "look.html")
-    page, picture = look(LookConfig(checkpoint="run", text=text, out=out, png=str(tmp_path / "look.png")))
-    view = json.loads(re.search(r'id="data">(.*?)</script>', Path(page).read_text(), re.DOTALL)[1])
+    text, page, picture = "how <b>$much$</b> wood would", tmp_path / "look.html", tmp_path / "look.png"
+    look(LookConfig(checkpoint="run", text=text, out=str(page), png=str(picture)))
+    view = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)[1])
     assert "".join(token["text"] for token in view["tokens"]) == text[:24]
-    assert "its first 24 tokens are shown" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "its first 24 tokens are shown" in printed
+    assert printed.endswith(f"Wrote {page} {picture}\n")
     assert "<b>" not in page.read_text()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert look(LookConfig(checkpoint="run", text=text, out=out)) == [page]
+    look(LookConfig(checkpoint="run", text=text, out=str(page)))
+    assert capsys.readouterr().out.endswith(f"Wrote {page}\n")
