@@ -78,19 +78,19 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     raise UserFault(f"{path} holds no checkpoint. Give a run directory (runs/NAME), or train one: minigpt train")
 
 
-def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fused") -> LoadedCheckpoint:
+def load_checkpoint(path: str | Path, which: str = "best") -> LoadedCheckpoint:
     """Load model and tokenizer of a run or checkpoint directory, a Hugging Face folder, or nanoGPT's ckpt.pt.
 
-    `which`, of a run, is "best" or "latest"; `kernel` is how attention is computed.
+    `which`, of a run, is "best" or "latest".
     """
     checkpoint = find_checkpoint(path, which)
     if is_imported(checkpoint):
-        return _load_imported(checkpoint, kernel)
+        return _load_imported(checkpoint)
     config, tokenizer, state = read_config(checkpoint), read_tokenizer(checkpoint), read_json(checkpoint, STATE)
     weights = read_tensors(checkpoint, MODEL)
-    model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel, device="meta")
+    model = empty_gpt(config.model, tokenizer.vocab_size, device="meta")
     refuse_other_shapes(model, weights, str(checkpoint))  # the model is as large as the bytes that exist, and no larger
-    model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)  # to_empty() would load torch's compiler
+    model = empty_gpt(config.model, tokenizer.vocab_size)  # to_empty() would load torch's compiler
     load_weights(model, weights, str(checkpoint))
     merge_own_adapter(model, checkpoint)
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, checkpoint)
@@ -102,10 +102,10 @@ def merge_own_adapter(model: GPT, checkpoint: Path) -> None:
         merge(model, read_adapter(lambda name: folder.verify_file(checkpoint, name), model, str(checkpoint)))
 
 
-def _load_imported(path: Path, kernel: str) -> LoadedCheckpoint:
+def _load_imported(path: Path) -> LoadedCheckpoint:
     config, vocab_size = read_imported_config(path)
     weights = read_imported_weights(path)
-    model = empty_gpt(config.model, vocab_size, kernel=kernel)
+    model = empty_gpt(config.model, vocab_size)
     load_weights(model, resize_vocabulary(weights, model), str(path))
     tokenizer = imported_tokenizer(path)
     if isinstance(tokenizer, Tokenizer):
@@ -220,11 +220,10 @@ def load_with_adapter(path: str, which: str, bases: Sequence[LoadedCheckpoint]) 
 
 
 def _merged(base: LoadedCheckpoint, place: Path, adapter: Adapter) -> LoadedCheckpoint:
+    known = base.tokenizer
     if (place / folder.MANIFEST).is_file():  # a whole checkpoint, with the tokens that conversations may have added
         loaded = load_checkpoint(place)
-    elif (
-        isinstance(tokens := base.tokenizer, Tokenizer) and adapter.tokenizer == with_roles(tokens).hash != tokens.hash
-    ):
+    elif isinstance(known, Tokenizer) and adapter.tokenizer == with_roles(known).hash != known.hash:
         wrong = "learned conversations with control tokens whose embeddings are not in peft's two files"
         raise UserFault(f"the adapter {place} {wrong}. Give as adapter= the run, or a whole folder of its checkpoints/")
     else:

@@ -41,8 +41,7 @@ def sample(config: SampleConfig) -> int:
 
 def load(config: SampleConfig | ChatConfig) -> LoadedCheckpoint:
     """Load the checkpoint, with the adapter if one is given, to the device and in the precision of the settings."""
-    assert config.checkpoint is not None, "config/rules asks for it"
-    loaded = load_checkpoint(config.checkpoint, config.which)
+    loaded = load_checkpoint(str(config.checkpoint), config.which)
     if config.adapter is not None:
         loaded = load_with_adapter(config.adapter, config.which, [loaded])
     move(loaded, config.device, config.precision)
