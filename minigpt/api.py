@@ -146,9 +146,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
     """Train: begin or continue the run in `config.run.dir`, after the experiment that `init.experiment` names, if any.
 
     Args:
-        config: see `compose`. If another experiment is trained first, `init.from` is then set to its run. Only
-            minigpt's own experiments are found here, not a --config-dir's: train its experiment before, and
-            give `init.from`.
+        config: see `compose`. If another experiment is trained first, `init.from` is then set to its run.
         callbacks: Lightning callbacks of your own, called after ours; docs/ARCHITECTURE.md says which hooks they get.
             An experiment that is trained first does not get them.
 
@@ -162,7 +160,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
         from minigpt.stages import train_in_stages
         from minigpt.training.run import train as train_run
 
-        code = train_in_stages(config, [], lambda stage: train_run(stage, callbacks if stage is config else ()))
+        code = train_in_stages(config, lambda stage: train_run(stage, callbacks if stage is config else ()))
     elif code not in (FINISHED, STOPPED):
         raise SystemExit(code)  # a rank has printed the cause
     return Run(run_dir_of(config), code)

@@ -35,7 +35,7 @@ def train(arguments: list[str]) -> int:
         config = _compose("train", arguments)
         if (code := start_ranks(config.trainer)) is not None:
             return code
-        return _load("minigpt.stages:train_in_stages")(config, arguments, _load("minigpt.training.run:train"))
+        return _load("minigpt.stages:train_in_stages")(config, _load("minigpt.training.run:train"))
 
 
 def prepare(arguments: list[str]) -> None:
@@ -130,7 +130,7 @@ def demo(arguments: list[str]) -> int:
 
     config = _compose("train", ["experiment=demo", *arguments])
     code = start_ranks(config.trainer)
-    return _load("minigpt.demo:demo")(config, arguments) if code is None else code
+    return _load("minigpt.demo:demo")(config) if code is None else code
 
 
 # Name: one line about it, and a function of the arguments, or `module:function` of the composed config.

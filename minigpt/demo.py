@@ -1,7 +1,6 @@
 """`minigpt demo`: trains a GPT on text that every machine has, and compares it with models that only count."""
 
 import shlex
-from collections.abc import Sequence
 
 from minigpt.config.run_names import run_dir_of
 from minigpt.config.schema import SampleConfig, TrainConfig
@@ -12,10 +11,10 @@ from minigpt.stages import train_in_stages
 from minigpt.training.run import train
 
 
-def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
+def demo(config: TrainConfig) -> int:
     """Train, then show the result; return what `train` returns. A finished run is shown again."""
     place = launched(config.trainer)
-    code = train_in_stages(config, arguments, train)
+    code = train_in_stages(config, train)
     if code != FINISHED or (place is not None and place.rank):
         return code
     run = run_dir_of(config)

@@ -3,7 +3,7 @@
 Each stage is a run of its own, so the same command goes on where it was stopped, in either stage.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from minigpt.config.commands import EvaluateConfig
 from minigpt.config.compose import first_stage
@@ -16,14 +16,14 @@ from minigpt.faults import FINISHED
 from minigpt.invocation import launched
 
 
-def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callable[[TrainConfig], int]) -> int:
+def train_in_stages(config: TrainConfig, train: Callable[[TrainConfig], int]) -> int:
     """Train the first stage, if the config names one, then the config itself.
 
     The config's `init.from` is set when the first stage is done. `train` trains one stage.
     """
     place = launched(config.trainer)
     prints = place is None or place.rank == 0
-    before = first_stage(config, list(arguments))
+    before = first_stage(config)
     if before is not None:
         code = train(before)
         if code != FINISHED:

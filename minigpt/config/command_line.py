@@ -83,12 +83,6 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
         _check_choice(request, group, choice)
 
 
-def folder_words(arguments: list[str]) -> list[str]:
-    """Return the words of a command line that name a folder of configs."""
-    places = [place for place, word in enumerate(arguments) if word.partition("=")[0] in ("--config-dir", "-cd")]
-    return [word for place in places for word in arguments[place : place + (1 if "=" in arguments[place] else 2)]]
-
-
 def train_arguments(command: str, arguments: list[str]) -> list[str]:
     """Return the arguments of a command that `train` takes. The command must have composed without a fault."""
     train, cls = CLASSES["train"], CLASSES[command]

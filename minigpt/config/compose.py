@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.check import find_faults, stored_config
-from minigpt.config.command_line import Request, folder_words, read_arguments
+from minigpt.config.command_line import Request, read_arguments
 from minigpt.config.commands import CLASSES
 from minigpt.config.convert import assign, checked_value, flatten, in_words, read, settings, shown, values
 from minigpt.config.schema import TrainConfig, TrainerConfig
@@ -61,7 +61,7 @@ def compose(command: str, arguments: list[str]) -> Any:
     config: Any
     config, wrong = read(request.cls, mapping | request.values | _inherit(request, mapping | request.values))
     if isinstance(config, TrainConfig):
-        config.typed = frozenset({*request.values, *request.chosen})
+        config.typed, config.folder = frozenset({*request.values, *request.chosen}), request.folder
     prints = command not in ("train", "benchmark") or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
@@ -75,16 +75,17 @@ def compose(command: str, arguments: list[str]) -> Any:
     return config
 
 
-def first_stage(config: TrainConfig, arguments: list[str]) -> TrainConfig | None:
+def first_stage(config: TrainConfig) -> TrainConfig | None:
     """Return the config of the training that `init.experiment` names, or None.
 
-    Where the second stage (`config`, from `arguments`) changes seed, data.dir or settings of the machine, the first
-    uses the same values; --config-dir holds for both.
+    Where the second stage (`config`) changes seed, data.dir or settings of the machine, the first uses the same values;
+    --config-dir holds for both.
     """
     name = config.init.experiment
     if name is None or config.init.source is not None:
         return None
-    first: TrainConfig = compose("train", [*folder_words(arguments), f"experiment={name}"])
+    folder = [f"--config-dir={config.folder}"] if config.folder else []
+    first: TrainConfig = compose("train", [*folder, f"experiment={name}"])
     now = values(config)
     for key, setting in settings(TrainConfig).items():
         if (setting.role == "machine" or key in TAKEN_OVER) and now[key] != setting.default:

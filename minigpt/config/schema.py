@@ -7,6 +7,7 @@ allowed words. A new setting's default must keep the old behaviour.
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from minigpt.config.setting import setting
@@ -270,8 +271,9 @@ class TrainConfig:
     init: InitConfig = field(default_factory=InitConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    # Not settings, but facts about the command line that budget= needs: typed keys, and the time.
+    # Not settings, but facts about the command line: typed keys and the time, for budget=, and --config-dir.
     typed: frozenset[str] = field(default=frozenset(), compare=False)
+    folder: Path | None = field(default=None, compare=False)
     since: float = field(default_factory=time.monotonic, compare=False)
 
 

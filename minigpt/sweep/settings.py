@@ -81,7 +81,7 @@ def read_sweep(arguments: list[str], train: list[str], is_grid: bool = False) ->
     configs = _compose_points(corners, shared)
     incomparable, runs = _incomparable(configs, config.sweep.metric), {}
     if is_grid:
-        runs = _run_dirs(configs, corners, shared)
+        runs = _run_dirs(configs, corners)
         for sentence in incomparable:
             note(f"Note: {sentence}")
     elif incomparable:
@@ -106,13 +106,11 @@ def _compose_points(corners: Sequence[list[str]], shared: list[str]) -> list[Tra
     return configs
 
 
-def _run_dirs(
-    configs: Sequence[TrainConfig], corners: Sequence[list[str]], shared: list[str]
-) -> dict[frozenset[str], Path]:
+def _run_dirs(configs: Sequence[TrainConfig], corners: Sequence[list[str]]) -> dict[frozenset[str], Path]:
     """Return the run directory of each training of a grid; no two may be the same."""
     words_of: dict[Path, list[str]] = {}
     for config, words in zip(configs, corners, strict=True):
-        if (before := first_stage(config, [*shared, *words])) is not None:  # a name depends on what the run starts from
+        if (before := first_stage(config)) is not None:  # a name depends on what the run starts from
             config.init.source = before.run.dir or default_run_dir(before)
         folder = run_dir_of(config)
         if folder in words_of:

@@ -268,7 +268,7 @@ def test_a_folder_that_says_nothing_gives_nothing(tmp_path):
 
 
 def first_of(*words: str) -> TrainConfig | None:
-    return first_stage(compose("train", list(words)), list(words))
+    return first_stage(compose("train", list(words)))
 
 
 def test_a_first_stage_has_the_model_of_the_second(tmp_path):
