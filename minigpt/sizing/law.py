@@ -184,18 +184,14 @@ def fitted(size: Size, given: Mapping[str, Any]) -> Size:
     return replace(size, **{**own, **given})
 
 
-def choose(
-    text: Text, seconds: float, tokens_per_second: Callable[[Size], float], fixed: Mapping[str, Any] | None = None
-) -> Size:
+def choose(text: Text, seconds: float, tokens_per_second: Callable[[Size], float], fixed: Mapping[str, Any]) -> Size:
     """Return the size with the fewest expected bits per byte after so many seconds of training.
 
     `tokens_per_second` is the machine's speed for a size; `fixed` holds fields of `Size` with given values.
     """
-    given = dict(fixed or {})
-    sizes = dict.fromkeys(fitted(size, given) for size in candidates(text))
+    sizes = dict.fromkeys(fitted(size, fixed) for size in candidates(text))
     made = [(size, seconds * tokens_per_second(size)) for size in sizes]
-    trained = [train(text, *pair, given, most) for pair in made for most in (FEW_PASSES, MOST_PASSES)]
-
+    trained = [train(text, *pair, fixed, most) for pair in made for most in (FEW_PASSES, MOST_PASSES)]
     return min(trained, key=lambda size: (max(0, LEAST_STEPS - size.steps), size.bits_per_byte))
 
 

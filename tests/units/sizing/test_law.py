@@ -35,7 +35,7 @@ def speed(size: Size) -> float:
 
 @pytest.mark.parametrize("text", [PYTHON, NOTES])
 def test_more_time_buys_more_and_larger_models(text: Text):
-    sizes = [choose(text, seconds, speed) for seconds in SECONDS]
+    sizes = [choose(text, seconds, speed, {}) for seconds in SECONDS]
     assert all(later.bits_per_byte <= 1.002 * sooner.bits_per_byte for sooner, later in itertools.pairwise(sizes))
     assert all(size.low < size.bits_per_byte < size.high for size in sizes)
     multiplied = [size.multiplied for size in sizes]
@@ -58,7 +58,7 @@ def test_a_little_more_speed_seldom_changes_the_choice():
     shapes = [
         {
             (size.n_layer, size.n_embd, size.batch_tokens)
-            for size in (choose(PYTHON, s, speed), choose(PYTHON, 1.03 * s, speed))
+            for size in (choose(PYTHON, s, speed, {}), choose(PYTHON, 1.03 * s, speed, {}))
         }
         for s in range(30, 3000, 60)
     ]
@@ -71,14 +71,14 @@ def test_what_is_given_is_kept():
 
 
 def test_small_models_have_an_output_layer_of_their_own_and_count_it():
-    small, large = (choose(PYTHON, seconds, speed) for seconds in (20, 3600))
+    small, large = (choose(PYTHON, seconds, speed, {}) for seconds in (20, 3600))
     assert (small.tied, large.tied) == (False, True)
     assert small.parameters == small.multiplied + small.vocab_size * small.n_embd
     assert large.parameters == large.multiplied
 
 
 def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
-    size, once = (choose(text, 60, speed) for text in (NOTES, PYTHON))
+    size, once = (choose(text, 60, speed, {}) for text in (NOTES, PYTHON))
     assert size.passes > 3 > 1 > once.passes
     assert size.weight_decay > 0.3 > 0.15 > once.weight_decay
     # A weight forgets its past at the same rate in each pass.
@@ -91,7 +91,7 @@ def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
 
 
 def test_weights_are_averaged_where_a_text_is_seen_often_but_not_in_a_pilot():
-    once = choose(PYTHON, 60, speed)
+    once = choose(PYTHON, 60, speed, {})
     often = train(NOTES, once, 6 * NOTES.bytes / NOTES.bytes_of(1, once.vocab_size), {})
     pilot = pilot_of(NOTES, {}, 8)
     assert min(often.passes, pilot.passes) > law.FEW_PASSES
