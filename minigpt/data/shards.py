@@ -32,6 +32,8 @@ CHUNK_TOKENS = 1 << 20  # searched at one time
 VERIFY_BYTES = 1 << 28  # splits up to this size are checked against their SHA-256 whenever they are opened
 
 Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, sha256
+# Windows (n, block_size + 1 or less); how many last tokens of each are predicted; which of these count (None: all).
+ScoredWindows = tuple[NDArray[np.int64], int, NDArray[np.bool_] | None]
 
 
 def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> None:
@@ -132,16 +134,13 @@ class TokenSplit:
         parts = [array[max(0, start - left) : stop - left] for left, array in arrays]
         return np.concatenate([self.arrays[0][:0], *parts])
 
-    def scored_windows(
-        self, block_size: int, batch: int, stride: int | None = None
-    ) -> Iterator[tuple[NDArray[np.int64], int, None]]:
+    def scored_windows(self, block_size: int, batch: int, stride: int | None = None) -> Iterator[ScoredWindows]:
         """Yield windows that predict each token once: up to `batch` of block_size + 1 tokens, then the shorter tail.
 
         Window w predicts tokens w * block_size + 1 .. (w + 1) * block_size. With a stride below block_size windows
         overlap: one begins every `stride` tokens, and its first block_size - stride tokens are context only.
 
-        Yields:
-            The windows; how many of the last tokens of each are predicted; None, since all of these count.
+        All predicted tokens count, so the last of the three is None.
         """
         stride = stride or block_size
         shared, predicted = block_size - stride, len(self) - 1

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from minigpt.data.chat.roles import learned
 from minigpt.data.order import CIPHER, permute, random_words, samples_of_step
-from minigpt.data.shards import TokenSplit
+from minigpt.data.shards import ScoredWindows, TokenSplit
 from minigpt.faults import UserFault
 
 EXAMPLES, MAX_SHOWN = 2, 600
@@ -85,9 +85,7 @@ class ConversationSplit:
         """Return tokens as `TokenSplit.tokens` does."""
         return self._tokens[start:stop]
 
-    def scored_windows(
-        self, block_size: int, batch: int, stride: int | None = None
-    ) -> Iterator[tuple[NDArray[np.int64], int, NDArray[np.bool_]]]:
+    def scored_windows(self, block_size: int, batch: int, stride: int | None = None) -> Iterator[ScoredWindows]:
         """Yield an epoch's windows in order, (n, block_size + 1), block_size, and which targets count, (n, block_size).
 
         They begin where conversations begin, whatever the stride.
