@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "ranks": "children config faults files invocation redact torch",
     "redact": "",
     "report": "checkpoint config data faults files machine model rundir screen matplotlib numpy yaml",
-    "rundir": "__init__ config faults files invocation redact torch wandb yaml",
+    "rundir": "__init__ config faults files invocation redact screen torch wandb yaml",
     "sampling": "checkpoint config data faults files machine model screen seeds torch",
     "screen": "faults tqdm",
     "seeds": "numpy",

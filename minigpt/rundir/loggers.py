@@ -9,6 +9,7 @@ from typing import Any
 
 from minigpt.config.schema import LoggerConfig
 from minigpt.files import write_file
+from minigpt.screen import tell
 
 FINISH_SECONDS = 30.0  # for wandb to send the rest when the run ends
 # Only numbers and the run's settings are sent: nothing about the machine, the environment or the code.
@@ -24,10 +25,8 @@ class Tracker:
     the run's config without secrets, shown by wandb.
     """
 
-    def __init__(
-        self, config: LoggerConfig, run_dir: Path, *, settings: dict[str, Any], step: int, say: Callable[[str], object]
-    ):
-        self.name, self.run_dir, self.say = config.name, run_dir, say
+    def __init__(self, config: LoggerConfig, run_dir: Path, *, settings: dict[str, Any], step: int):
+        self.name, self.run_dir = config.name, run_dir
         self.target: Any = None  # wandb's run or TensorBoard's writer
         if self.name != "files":
             self._try(lambda: self._open(config, settings, step))
@@ -47,7 +46,7 @@ class Tracker:
             thread.start()
             thread.join(FINISH_SECONDS)
             if thread.is_alive():
-                self.say(f"wandb did not finish within {FINISH_SECONDS:.0f} s; metrics.jsonl has every row")
+                tell(f"wandb did not finish within {FINISH_SECONDS:.0f} s; metrics.jsonl has every row")
         elif self.target is not None:
             self._try(self.target.close)
 
@@ -57,7 +56,7 @@ class Tracker:
         except Exception as error:  # whatever a library raises
             self.target = None
             reason = " ".join(str(error).split())[:300]
-            self.say(f"{self.name} gets no more rows ({type(error).__name__}: {reason}); metrics.jsonl has every row")
+            tell(f"{self.name} gets no more rows ({type(error).__name__}: {reason}); metrics.jsonl has every row")
 
     def _open(self, config: LoggerConfig, settings: dict[str, Any], step: int) -> None:
         if self.name == "tensorboard":
@@ -84,4 +83,4 @@ class Tracker:
             settings=WANDB_SETTINGS | {"init_timeout": FINISH_SECONDS},
         )
         offline = f"`wandb sync {os.path.relpath(self.run_dir)}/wandb/offline-run-*` uploads this run"
-        self.say(f"wandb: {self.target.url or offline}")
+        tell(f"wandb: {self.target.url or offline}")

@@ -123,7 +123,7 @@ class RunLog:
         self.val_loss: float | None = None  # of the last validation
         logger = config.logger if self.run.writes else LoggerConfig()  # which names none
         settings = redact_values(to_dict(config))
-        self.tracker = Tracker(logger, self.run.path, settings=settings, step=step, say=tell)
+        self.tracker = Tracker(logger, self.run.path, settings=settings, step=step)
 
     def __enter__(self) -> "RunLog":
         return self
