@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -149,24 +149,20 @@ def piloted(config: TrainConfig, prepared: Prepared, hardware: Hardware, process
 
 
 def alone(config: TrainConfig) -> TrainConfig:
-    """Return the config for one of its devices."""
-    trainer = replace(config.trainer, devices=1, nodes=1, strategy="auto", shards=0)
-    return replace(config, trainer=trainer, batch_tokens=config.batch_tokens // devices_of(config))
-
-
-def devices_of(config: TrainConfig) -> int:
-    return config.trainer.devices * config.trainer.nodes
+    """Return the config for one device."""
+    return replace(config, trainer=replace(config.trainer, devices=1, nodes=1, strategy="auto", shards=0))
 
 
 def measured_alone(config: TrainConfig, vocab_size: int, seconds: float) -> float:
-    """Return the speed that `measured` finds on one device, times the number of devices."""
-    return devices_of(config) * measured(alone(config), vocab_size, seconds, find_device(config), Processes())
+    """Return the speed that `measured` finds on one device with its share of a batch, times the number of devices."""
+    devices = config.trainer.devices * config.trainer.nodes
+    share = replace(alone(config), batch_tokens=config.batch_tokens // devices)
+    return devices * measured(share, vocab_size, seconds, find_device(config), Processes())
 
 
 def piloted_alone(config: TrainConfig, prepared: Prepared) -> float:
     """Return the bits per byte that `piloted` reaches on one device, with whole batches."""
-    batch = config.batch_tokens * devices_of(config)
-    return piloted(alone(replace(config, batch_tokens=batch)), prepared, find_device(config), Processes())
+    return piloted(alone(config), prepared, find_device(config), Processes())
 
 
 def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:
@@ -292,9 +288,7 @@ def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
     return choices
 
 
-def tell_changes(
-    run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices, changes: Sequence[Change]
-) -> None:
+def tell_changes(run: RunDirectory, saved: dict[str, Any] | None, choices: Choices, changes: Sequence[Change]) -> None:
     """Report, on the screen and in events.jsonl, choices and settings that have changed since the run last stopped."""
     now = asdict(choices)
     if changed := {name: value for name, value in (saved or {}).items() if value != now[name]}:
