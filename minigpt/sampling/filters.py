@@ -35,15 +35,12 @@ def options_of(config: Any) -> SamplingOptions:
 
 
 def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SamplingOptions]) -> Tensor:
-    """Apply `filter_logits` with options for each row; rows with the same filters are done together."""
+    """Apply `filter_logits` with options for each row: all rows together if they have the same filters."""
     filters = [(o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty) for o in options]
     if filters.count(filters[0]) == len(filters):
         return filter_logits(logits, seen, options[0])
-    filtered = torch.empty_like(logits)
-    for group in dict.fromkeys(filters):
-        rows = [row for row, filter_of_row in enumerate(filters) if filter_of_row == group]
-        filtered[rows] = filter_logits(logits[rows], None if seen is None else seen[rows], options[rows[0]])
-    return filtered
+    rows = zip(logits.split(1), seen.split(1) if seen is not None else [None] * len(logits), options, strict=True)
+    return torch.cat([filter_logits(*row) for row in rows])
 
 
 def filter_logits(logits: Tensor, seen: Tensor | None, options: SamplingOptions) -> Tensor:
