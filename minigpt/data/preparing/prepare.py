@@ -76,7 +76,7 @@ def find_or_make(
         StorageFailure: data.dir can't be written.
     """
     if data.mix:
-        return _prepare_mix(data, tokenizer, given, work)
+        return _prepare_mix(data, tokenizer, given, work or WorkConfig())
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     if given is None and tokenizer.name == "file":
         if tokenizer.file is None:
@@ -120,9 +120,7 @@ def find_or_make(
         raise StorageFailure(f"{wrong}. Make room or choose another folder: data.dir=DIR") from error
 
 
-def _prepare_mix(
-    data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None, work: WorkConfig | None
-) -> Prepared:
+def _prepare_mix(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None, work: WorkConfig) -> Prepared:
     """Prepare each source of a mixture, with the tokenizer of the first for all."""
     parts: dict[str, Prepared] = {}
     for name, source in short_names(data.mix).items():
