@@ -27,7 +27,7 @@ from minigpt.evaluation.texts import score_text
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_imported
-from minigpt.machine.hardware import find_named
+from minigpt.machine.hardware import probe
 from minigpt.screen import tell
 
 
@@ -65,7 +65,7 @@ def compare(config: CompareConfig) -> None:
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)
     check_comparable(list(sides.values()))
     named = name_sides(list(sides.values()) if len(sides) > 1 else [[run] for run in runs])
-    units, losses = score(runs, find_named(config.device))
+    units, losses = score(runs, probe(config.device).device)
     tell("\n" + "\n".join(report(named, units, losses)))
 
 

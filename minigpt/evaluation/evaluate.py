@@ -22,7 +22,7 @@ from minigpt.evaluation.questions import Pair, Question, encode_questions, judge
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
 from minigpt.faults import UserFault
 from minigpt.files import write_json, writing
-from minigpt.machine.hardware import find_named
+from minigpt.machine.hardware import probe
 from minigpt.screen import Progress, size_text, tell
 
 Models = Sequence[LoadedCheckpoint]  # one, or two to compare
@@ -34,7 +34,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
     All files are read before anything is scored.
     """
-    device, stride = find_named(config.device), config.stride
+    device, stride = probe(config.device).device, config.stride
     models = [load_checkpoint(path, config.which) for path in (config.checkpoint, config.versus) if path]
     for name, loaded in zip(_names(models), models, strict=True):
         loaded.model.to(device)

@@ -12,7 +12,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.evaluation.questions import Pair, encode_pair, score_pairs
-from minigpt.machine.hardware import find_named
+from minigpt.machine.hardware import probe
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.write import encode_prompt, start_token, write
 
@@ -27,7 +27,7 @@ class MiniGPT(LM):
     def __init__(self, checkpoint: str, which: str = "best", device: str = "auto", **ignored: object):
         super().__init__()
         loaded = load_checkpoint(checkpoint, which)
-        self.model = loaded.model.to(find_named("auto" if device == "cuda:0" else device))
+        self.model = loaded.model.to(probe("auto" if device == "cuda:0" else device).device)
         self.tokenizer, self.block_size = loaded.tokenizer, loaded.config.model.block_size
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:

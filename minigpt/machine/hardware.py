@@ -66,11 +66,6 @@ def find_device(config: TrainConfig) -> Hardware:
     return hardware
 
 
-def find_named(device: str) -> str:
-    """Return the device that `device=` names, "auto" being the best one."""
-    return probe(device).device
-
-
 def probe(device: str, setting: str = "device") -> Hardware:
     """Return the device of this name, "auto" being the best one; `setting` names it in a fault."""
     cores, threads = usable_cores(), asked_threads()

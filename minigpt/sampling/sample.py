@@ -13,7 +13,7 @@ from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_with
 from minigpt.config.commands import ChatConfig
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import FINISHED, UserFault
-from minigpt.machine.hardware import find_named
+from minigpt.machine.hardware import probe
 from minigpt.model.gpt import GPT
 from minigpt.sampling.filters import SamplingOptions, options_of
 from minigpt.sampling.generate import window_start
@@ -50,7 +50,7 @@ def load(config: SampleConfig | ChatConfig) -> LoadedCheckpoint:
 
 def move(loaded: LoadedCheckpoint, device: str, precision: str) -> None:
     """Bring a model that was just loaded to a device and into a precision."""
-    device = find_named(device)
+    device = probe(device).device
     loaded.model.to(device, DTYPES[precision]).eval()
     if precision == "int8":
         round_to_int8(loaded.model)
