@@ -9,28 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minigpt.data.chat.roles import CONTROL as CONTROLS
-from minigpt.data.chat.roles import end_of_turn, has_roles
+from minigpt.data.chat.roles import CONTROL, end_of_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.formats.architecture import bias_word, config_json, family_of
+from minigpt.formats.architecture import bias_word, family_of
 from minigpt.formats.huggingface import complete_weights, names_of, shapes_of, to_ours, to_theirs
 from minigpt.formats.names import other_names
 from minigpt.formats.tokenizer_json import GO_TEMPLATE, TEMPLATE, as_text, tokenizer_json
-from minigpt.imported_models import FIELDS
 from minigpt.model.gpt import GPT
 
-METHODS = {  # settings of the model -> what writes them
-    "n_embd": "add_embedding_length",
-    "n_layer": "add_block_count",
-    "n_head": "add_head_count",
-    "n_kv_head": "add_head_count_kv",
-    "n_hidden": "add_feed_forward_length",
-    "block_size": "add_context_length",
-}
-
 SPACE = "\u2581"  # a space, in vocabularies of SentencePiece
-NORMAL, CONTROL = 1, 3  # kinds of tokens
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 
 
 def refuse_what_llama_cpp_lacks(model: GPT, tokenizer: Tokenizer | None) -> Tokenizer:
@@ -63,23 +52,27 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
     """
     gguf: Any = importlib.import_module("gguf")
     tokenizer = refuse_what_llama_cpp_lacks(model, tokenizer)
-    family, content = family_of(model.config), config_json(model)
+    family, config = family_of(model.config), model.config
+    block: Any = model.blocks[0]
     folder.mkdir(parents=True)
     file = folder / f"model-{kind}.gguf"
     writer = gguf.GGUFWriter(file, family)
     writer.add_name(name)
     kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
     writer.add_file_type(getattr(gguf.LlamaFileType, kinds[kind]))
-    for field, (setting, _) in FIELDS[family].items():
-        if setting in METHODS:
-            getattr(writer, METHODS[setting])(content[field])
+    writer.add_block_count(config.n_layer)
+    writer.add_head_count(config.n_head)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_feed_forward_length(block.mlp.up.out_features)
+    writer.add_context_length(config.block_size)
     if family == "gpt2":
-        writer.add_layer_norm_eps(model.config.norm_eps)
+        writer.add_layer_norm_eps(config.norm_eps)
     else:
-        writer.add_layer_norm_rms_eps(model.config.norm_eps)
-        writer.add_rope_freq_base(model.config.rope_theta)
+        writer.add_head_count_kv(block.attention.n_kv_head)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_rope_freq_base(config.rope_theta)
         for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
-            add(content["head_dim"])
+            add(block.attention.head_dim)
     _write_vocabulary(writer, tokenizer)
     if has_roles(tokenizer) or tokenizer.template:
         writer.add_chat_template(tokenizer.template.source if tokenizer.template else TEMPLATE)
@@ -90,7 +83,7 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    (folder / "Modelfile").write_text(modelfile(file.name, tokenizer, model.config.block_size))
+    (folder / "Modelfile").write_text(modelfile(file.name, tokenizer, config.block_size))
     return file
 
 
@@ -126,7 +119,7 @@ def modelfile(name: str, tokenizer: Tokenizer, block_size: int) -> str:
     chat = has_roles(tokenizer)
     lines = [f"FROM ./{name}", f'TEMPLATE """{GO_TEMPLATE if chat else "{{ .Prompt }}"}"""']
     lines += [f"PARAMETER num_ctx {block_size}"]
-    lines += [f'PARAMETER stop "{control}"' for control in CONTROLS if chat]
+    lines += [f'PARAMETER stop "{control}"' for control in CONTROL if chat]
     return "\n".join([*lines, ""])
 
 
@@ -152,7 +145,7 @@ def _write_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(texts)
     control = set(tokenizer.special.values())
-    writer.add_token_types([CONTROL if token in control else NORMAL for token in range(len(texts))])
+    writer.add_token_types([CONTROL_TOKEN if token in control else NORMAL_TOKEN for token in range(len(texts))])
     writer.add_token_merges([" ".join(merge) for merge in described["merges"]] or [""])  # it must not be empty
     end = tokenizer.eot if tokenizer.eot is not None else tokenizer.vocab_size - 1  # without one llama.cpp takes 11
     writer.add_bos_token_id(end)
