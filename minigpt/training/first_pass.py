@@ -18,8 +18,8 @@ from minigpt.machine.choices import Choices
 from minigpt.machine.torch_setup import LossFunction, compiled_loss, is_out_of_memory
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, plain_loss
-from minigpt.ranks.group import Processes
 from minigpt.screen import tell
+from minigpt.training.state import TrainingJob
 
 REMEDY = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"
 
@@ -39,9 +39,7 @@ def text_batches(config: TrainConfig, choices: Choices, prepared: Prepared, **pl
     )
 
 
-def first_pass(
-    gpt: GPT, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes, sharded: bool
-) -> tuple[Choices, LossFunction]:
+def first_pass(gpt: GPT, job: TrainingJob, choices: Choices, *, sharded: bool) -> tuple[Choices, LossFunction]:
     """Compute one micro-batch forward and backward; halve it until it fits, and do not compile if the compiler fails.
 
     The trial contains no collective, since it may fail on one rank; the ranks agree afterwards. There is no trial with
@@ -51,7 +49,7 @@ def first_pass(
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with.
     """
-    loss = plain = plain_loss(config.data.mask_documents, choices.loss_chunk)
+    loss = plain = plain_loss(job.config.data.mask_documents, choices.loss_chunk)
     gpt = gpt if sharded else gpt.to(choices.device).train()
     if sharded or (choices.device == "cpu" and not choices.compile):
         return choices, plain
@@ -59,7 +57,7 @@ def first_pass(
     if choices.compile:
         tell("Compiling the training step (once; up to a minute or two) ...")
         loss = compiled_loss(choices.device, plain)
-        torch._dynamo.config.optimize_ddp = not config.model.checkpoint_activations  # the two are incompatible
+        torch._dynamo.config.optimize_ddp = not job.config.model.checkpoint_activations  # the two are incompatible
         if dist.is_initialized():
             # Compiled here, the backward pass is cut where DDP's buckets end, so that gradients are sent before its
             # end. The constructor is a collective: its errors are not the compiler's.
@@ -68,7 +66,7 @@ def first_pass(
     while not fits:
         try:
             with cuts:
-                _try_micro_batch(gpt, config, choices, loss, prepared)
+                _try_micro_batch(gpt, job, choices, loss)
             fits = True
         except Exception as error:
             smaller = max((size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0), default=0)
@@ -84,18 +82,19 @@ def first_pass(
                 choices, loss = replace(choices, compile=False), plain
             else:
                 raise
-    micro_batch = min(map(int, processes.gather(str(choices.micro_batch))))
+    micro_batch = min(map(int, job.processes.gather(str(choices.micro_batch))))
     return replace(choices, micro_batch=micro_batch, accumulate=sequences // micro_batch), loss
 
 
-def _try_micro_batch(gpt: GPT, config: TrainConfig, choices: Choices, loss: LossFunction, prepared: Prepared) -> None:
+def _try_micro_batch(gpt: GPT, job: TrainingJob, choices: Choices, loss: LossFunction) -> None:
     """Compute the first micro-batch forward and backward, with as much memory in use as in a later step."""
+    config = job.config
     held: list[Tensor] = []  # stand-ins for the optimizer's averages
     try:
         for parameter in (parameter for parameter in gpt.parameters() if parameter.requires_grad):
             held += [torch.empty_like(parameter) for _ in range(2 + (config.optimizer.average_fraction > 0))]
             parameter.grad = torch.zeros_like(parameter)  # gradients exist during a later forward pass
-        batch = text_batches(config, choices, prepared)[0].to(choices.device)
+        batch = text_batches(config, choices, job.prepared)[0].to(choices.device)
         weights = (batch.weights, batch.documents) if config.data.mask_documents else ()
         with autocast(choices.device, choices.precision):
             loss(gpt, batch.tokens, batch.targets, *weights).backward()

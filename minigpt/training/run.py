@@ -246,9 +246,7 @@ def assemble(
     if first:
         start.load_weights(gpt, config, checkpoint, prepared)
     start.put_adapter_on(gpt, config, checkpoint, prepared.tokenizer)
-    choices, loss = first_pass(
-        gpt, config, choices, prepared=prepared, processes=job.processes, sharded=layout is not None
-    )
+    choices, loss = first_pass(gpt, job, choices, sharded=layout is not None)
     place: dict[str, Any] = {"rank": job.processes.rank, "start_step": state.step}
     place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches) or []
     batches: MicroBatches | Questions

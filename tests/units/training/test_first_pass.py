@@ -38,8 +38,8 @@ def pass_with(monkeypatch, loss, processes=None):
     prepared = SimpleNamespace(train=Text(), tokenizer=None)
     gpt = GPT(MODEL, 31)
     config = TrainConfig(model=MODEL)
-    processes = processes or Processes()
-    fitting, used = first_pass(gpt, config, CHOICES, prepared=prepared, processes=processes, sharded=False)
+    job = SimpleNamespace(config=config, prepared=prepared, processes=processes or Processes())
+    fitting, used = first_pass(gpt, job, CHOICES, sharded=False)
     assert all(parameter.grad is None for parameter in gpt.parameters())
     return fitting, used
 
