@@ -48,10 +48,11 @@ def export(config: ExportConfig, say: Say = print) -> None:
     if os.path.lexists(out):
         raise UserFault(f"dir={out} is there already, and an export overwrites nothing. Give a new folder")
     loaded = load_checkpoint(str(config.checkpoint), config.which)
+    tokenizer = loaded.tokenizer if isinstance(loaded.tokenizer, Tokenizer) else None
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     try:
-        proof = _write(temporary, loaded, config)
-        (temporary / "README.md").write_text(model_card(loaded, proof, config.format), encoding="utf-8")
+        proof = _write(temporary, loaded, tokenizer, config)
+        (temporary / "README.md").write_text(model_card(loaded, tokenizer, proof, config.format), encoding="utf-8")
         os.rename(temporary, out)
     except (OSError, SafetensorError) as error:
         raise StorageFailure(f"dir={out} can't be written: {getattr(error, 'strerror', None) or error}") from error
@@ -60,9 +61,8 @@ def export(config: ExportConfig, say: Say = print) -> None:
     say("\n".join([*proof, f"Wrote   {out}: {', '.join(sorted(os.listdir(out)))}"]))
 
 
-def _write(folder: Path, loaded: LoadedCheckpoint, config: ExportConfig) -> list[str]:
+def _write(folder: Path, loaded: LoadedCheckpoint, tokenizer: Tokenizer | None, config: ExportConfig) -> list[str]:
     """Write all but the card, and return the proof."""
-    tokenizer = _tokenizer_of(loaded)
     if config.format == "gguf":
         from minigpt.formats.gguf import read_gguf, write_gguf  # they need the package gguf
 
@@ -109,10 +109,9 @@ def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
     return line
 
 
-def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str:
+def model_card(loaded: LoadedCheckpoint, tokenizer: Tokenizer | None, proof: Sequence[str], form: str) -> str:
     """Return the text of README.md: what the model is, how it was trained and scored, and the proof of the export."""
     model, config, run = loaded.model, loaded.config, loaded.run
-    tokenizer = _tokenizer_of(loaded)
     facts = [f"context: {model.config.block_size:,} tokens", f"vocabulary: {model.vocab_size:,} tokens"]
     facts += [f"tokenizer: {tokenizer.name}, SHA-256 {tokenizer.hash}"] if tokenizer else ["tokenizer: none"]
     if run != loaded.path.resolve():
@@ -129,7 +128,3 @@ def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str
         facts="".join(f"- {fact}\n" for fact in facts),
         proof="".join(f"    {line}\n" for line in proof),
     )
-
-
-def _tokenizer_of(loaded: LoadedCheckpoint) -> Tokenizer | None:
-    return loaded.tokenizer if isinstance(loaded.tokenizer, Tokenizer) else None
