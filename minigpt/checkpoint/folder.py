@@ -187,11 +187,9 @@ def latest_usable(folder: Path, *, say: Callable[[str], object] = print) -> Path
             aside = set_aside(path)
             say(f"A checkpoint is damaged: {damage}. Set aside as {aside.name}; trying the one before it.")
     if damaged := sorted(folder.glob("step-*.damaged")):
-        raise NoUsableCheckpoint(
-            f"no checkpoint in {folder} can be used; training is NOT started over.\n"
-            + "\n".join(f"  {path.name}" for path in reversed(damaged))
-            + "\nRestore one from a backup, or start another run with run.dir=NEW_DIR"
-        )
+        listed = "\n".join(f"  {path.name}" for path in reversed(damaged))
+        wrong = f"no checkpoint in {folder} can be used; training is NOT started over.\n{listed}"
+        raise NoUsableCheckpoint(f"{wrong}\nRestore one from a backup, or start another run with run.dir=NEW_DIR")
     return None
 
 

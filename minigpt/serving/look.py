@@ -49,10 +49,8 @@ def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in modules)
     script = re.sub(r"^import .*;\n|^export ", "", script, flags=re.MULTILINE)  # one script holds all modules
-    policy = (
-        f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'"
-    )
+    allowed = f"script-src {_source(script)}; style-src {_source(style)}; img-src data:; connect-src 'self'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     inside = json.dumps(data).replace("<", "\\u003c")  # so that no text of a model can end the element
     return PAGE.format(policy=policy, title=escape(title), style=style, script=script, data=inside), policy
 

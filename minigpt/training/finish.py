@@ -95,10 +95,8 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
         return
     last, best = validations[-1], min(validations, key=lambda row: row["val/loss"])
     for name, row in [("final and best", last)] if best is last else [("final", last), ("best", best)]:
-        tell(
-            f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
-            f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
-        )
+        others = f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
+        tell(f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  {others}")
         for source, loss in source_losses(row).items():
             tell(f"  {source}  {loss:.4f} nats per token")
     record = read_record(run.path)

@@ -32,12 +32,10 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     derived = "trainer.max_steps" if config.trainer.epochs else None
     changes = [change for change in differences(saved, config) if change.key != derived]
     if forbidden := [change for change in changes if change.role == "weights"]:
-        raise UserFault(
-            f"run.dir={path} was begun with another config; continuing would mix two runs:\n"
-            + "\n".join(f"  {change}" for change in forbidden)
-            + "\nTake these values back, or start another run with run.dir=NEW_DIR "
-            + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
-        )
+        listed = "\n".join(f"  {change}" for change in forbidden)
+        wrong = f"run.dir={path} was begun with another config; continuing would mix two runs:\n{listed}"
+        weights = f" (init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else ""
+        raise UserFault(f"{wrong}\nTake these values back, or start another run with run.dir=NEW_DIR{weights}")
     # Said here, so that a finished run says it, too.
     for change in changes:
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
