@@ -9,7 +9,7 @@ import os
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -236,27 +236,25 @@ def applied(config: TrainConfig, settings: dict[str, Any]) -> TrainConfig:
     return sized
 
 
-HEAD = (
-    "budget", "parameters", "layers x width", "vocabulary", "context", "tokens", "passes", "dropout", "weight decay",
-    "bits per byte", "range",
-)  # fmt: skip
-
-
-def row_of(budget: str, size: Size) -> Sequence[str]:
-    """Return a size as a row of the table."""
-    return (
-        budget,
-        short_number(size.parameters),
-        f"{size.n_layer} x {size.n_embd}",
-        f"{size.vocab_size:,}",
-        f"{size.block_size:,}",
-        short_number(size.tokens),
-        f"{size.passes:.2g}" if size.passes < 10 else f"{size.passes:.0f}",
-        f"{size.dropout:g}",
-        f"{size.weight_decay:g}",
-        f"{size.bits_per_byte:.3f}",
-        f"{size.low:.2f} to {size.high:.2f}",
-    )
+def forecasts(sizes: Mapping[str, Size]) -> str:
+    """Return a table with a row for each budget."""
+    rows = [
+        {
+            "budget": budget,
+            "parameters": short_number(size.parameters),
+            "layers x width": f"{size.n_layer} x {size.n_embd}",
+            "vocabulary": f"{size.vocab_size:,}",
+            "context": f"{size.block_size:,}",
+            "tokens": short_number(size.tokens),
+            "passes": f"{size.passes:.2g}" if size.passes < 10 else f"{size.passes:.0f}",
+            "dropout": f"{size.dropout:g}",
+            "weight decay": f"{size.weight_decay:g}",
+            "bits per byte": f"{size.bits_per_byte:.3f}",
+            "range": f"{size.low:.2f} to {size.high:.2f}",
+        }
+        for budget, size in sizes.items()
+    ]
+    return table([[*rows[0]], *([*row.values()] for row in rows)])
 
 
 def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, processes: Processes) -> dict[str, Any]:
@@ -274,7 +272,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]
     for sentence in dial.limits(text, size, dial.elapsed(), seconds):
         tell(f"Note       {sentence}")
-    tell(f"{table([HEAD, row_of(budget, size)])}\n{of_counting(text)}")
+    tell(f"{forecasts({budget: size})}\n{of_counting(text)}")
     tell(f"Command    {typed('train')} experiment={config.experiment} {' '.join(words)}")
     return {
         "seconds": seconds,
