@@ -38,6 +38,7 @@ BLOCK_BYTES = 1 << 14  # a sample is made of blocks of this size
 UNITS = "units"  # folder with a record of each finished unit, removed at the end
 
 Runs = Callable[[Iterable[bytes]], Iterator[bytes]]  # cuts a text into pieces that can be encoded alone
+Append = Callable[[NDArray[Any]], None]  # of tokens, to a shard
 
 
 @dataclass(frozen=True)
@@ -249,9 +250,7 @@ def _pieces(unit: Unit, plan: SplitPlan, sizes: Counter[str]) -> Iterator[tuple[
 
 
 @contextlib.contextmanager
-def _shard(
-    folder: Path, split: str, number: int, tokenizer: Tokenizer
-) -> Iterator[tuple[Shard, Callable[[NDArray[Any]], None]]]:
+def _shard(folder: Path, split: str, number: int, tokenizer: Tokenizer) -> Iterator[tuple[Shard, Append]]:
     """Yield a shard's record and a function that appends tokens; the file gets its name if no error occurs."""
     dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
     shard: Shard = {"file": shard_name(split, number), "dtype": dtype.name, "header_bytes": HEADER_BYTES, "tokens": 0}

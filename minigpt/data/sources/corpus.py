@@ -29,7 +29,7 @@ from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
 from minigpt.faults import UserFault
 from minigpt.files import sha256_of, write_file
-from minigpt.screen import Progress, size_text
+from minigpt.screen import Progress, number_of, size_text
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -112,8 +112,7 @@ class Corpus:
             f"{ends.total():,} {kind} ({', '.join(f'{number:,} {end}' for end, number in ends.most_common(6))})"
             for kind, ends in kinds.items()
         )
-        count = len(self.files)
-        reading = f"reading {count:,} file{'s'[: count > 1]}, {size_text(self.size)}: {', '.join(parts)}"
+        reading = f"reading {number_of(len(self.files), 'file')}, {size_text(self.size)}: {', '.join(parts)}"
         lines = [*self.notes, reading]
         if kinds.keys() & NAMES.values() and not self.options.chat:
             lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
