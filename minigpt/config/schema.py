@@ -152,6 +152,11 @@ class TrainerConfig:
     loss_chunk: Literal["auto", "off"] | int = setting("auto", "rows of logits at a time", "machine", low=1)
     deterministic: bool = setting(False, "CUDA: same bits on every run, slower. A CPU run always is", "machine")
 
+    @property
+    def sharded(self) -> bool:
+        """Whether a process holds a part of the weights only."""
+        return self.strategy in SHARDED
+
 
 @dataclass
 class ValidateConfig:

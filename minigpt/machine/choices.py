@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from minigpt.config.schema import SHARDED, TrainConfig
+from minigpt.config.schema import TrainConfig
 from minigpt.machine.hardware import Hardware, memory_of_device
-from minigpt.machine.memory import shard_count, step_memory
+from minigpt.machine.memory import step_memory
 
 LARGE_VOCABULARY = 16_384  # from this size on logits may be made in chunks
 LOGITS_AT_ONCE = 1 << 26  # in fp32 a quarter of a gigabyte; enough rows to keep any device busy
@@ -53,7 +53,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     trainer, model, device = config.trainer, config.model, hardware.device
     precision = trainer.precision
     if precision == "auto":
-        scales = device == "cuda" and trainer.strategy not in SHARDED
+        scales = device == "cuda" and not trainer.sharded
         precision = "bf16" if hardware.bf16 and device != "mps" else "fp16" if scales else "fp32"
     kernel = trainer.attention_kernel
     if kernel == "auto":
@@ -93,7 +93,7 @@ def _largest_micro_batch(config: TrainConfig, choices: Choices, vocab_size: int,
     sizes = [size for size in range(sequences, 0, -1) if sequences % size == 0]
     for size in [trainer.micro_batch] if trainer.micro_batch else sizes:
         frees = {"on": [True], "off": [False]}.get(trainer.reshard) or ([True] if size == sequences else [False, True])
-        for reshard in frees if shard_count(trainer) > 1 else [True]:
+        for reshard in frees if trainer.sharded else [True]:
             candidate = replace(choices, micro_batch=size, accumulate=sequences // size, reshard=reshard)
             if step_memory(config, candidate, vocab_size).peak <= room:
                 return candidate
@@ -127,7 +127,7 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
         return choices
     before = Choices(**saved)
     elsewhere = before.hardware != choices.hardware or before.device != choices.device
-    unusable = before.precision == "fp16" and config.trainer.strategy in SHARDED
+    unusable = before.precision == "fp16" and config.trainer.sharded
     if elsewhere or unusable or before.devices != choices.devices:
         return choices
     trainer = config.trainer

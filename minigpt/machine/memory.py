@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minigpt.config.schema import SHARDED, ModelConfig, TrainConfig, TrainerConfig
+from minigpt.config.schema import ModelConfig, TrainConfig, TrainerConfig
 from minigpt.model.counting import attention_width, sizes_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def shard_count(trainer: TrainerConfig) -> int:
     """Return the number of processes that hold one copy of the weights together; 1 if each holds all weights."""
-    if trainer.strategy not in SHARDED:
+    if not trainer.sharded:
         return 1
     return trainer.nodes * trainer.devices if trainer.strategy == "fsdp" else trainer.shards or trainer.devices
 

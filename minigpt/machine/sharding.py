@@ -6,7 +6,6 @@ processes, and every group holds a copy. Gradients are cut and averaged likewise
 Source: Zhao et al. 2023, "PyTorch FSDP"; torch.distributed.fsdp.fully_shard.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,25 +20,15 @@ from minigpt.model.gpt import GPT
 from minigpt.model.parts import held_rows, local
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The processes among which the weights are cut, in copies of `parts` parts."""
-
-    mesh: DeviceMesh
-    parts: int
-
-
-def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
-    """Return this process's layout, or None if each process holds all weights. All processes of the run call it."""
+def make_mesh(trainer: TrainerConfig, device: str) -> DeviceMesh:
+    """Return the processes, by the copy of the weights and the part of it that each holds. All of them call this."""
     parts = shard_count(trainer)
-    if parts == 1:
-        return None
     copies = [trainer.nodes * trainer.devices // parts] if trainer.strategy == "hsdp" else []
     names = ("copy", "part")[1 - len(copies) :]
-    return Layout(init_device_mesh(device, (*copies, parts), mesh_dim_names=names), parts)
+    return init_device_mesh(device, (*copies, parts), mesh_dim_names=names)
 
 
-def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> None:
+def shard(gpt: GPT, mesh: DeviceMesh, config: TrainConfig, choices: Choices) -> None:
     """Shard the model in place with FSDP2: each block, then the rest. Rank 0 has the weights and sends them.
 
     Each block is compiled on its own, so that its gradients are sent while those of the previous block are computed.
@@ -53,8 +42,8 @@ def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> No
         if choices.compile:
             torch._dynamo.config.suppress_errors = True  # a block that the compiler can't take is computed as it is
             block.compile(dynamic=False, options=compiler_options(choices.device))
-        fully_shard(block, mesh=layout.mesh, mp_policy=policy, reshard_after_forward=choices.reshard)
-    fully_shard(gpt, mesh=layout.mesh, reshard_after_forward=False)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=choices.reshard)
+    fully_shard(gpt, mesh=mesh, reshard_after_forward=False)
     gpt.to_empty(device=choices.device)
     for name, tensor in gpt.state_dict().items():
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)

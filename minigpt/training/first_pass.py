@@ -39,7 +39,7 @@ def text_batches(config: TrainConfig, choices: Choices, prepared: Prepared, **pl
     )
 
 
-def first_pass(gpt: GPT, job: TrainingJob, choices: Choices, *, sharded: bool) -> tuple[Choices, LossFunction]:
+def first_pass(gpt: GPT, job: TrainingJob, choices: Choices) -> tuple[Choices, LossFunction]:
     """Compute one micro-batch forward and backward; halve it until it fits, and do not compile if the compiler fails.
 
     The trial contains no collective, since it may fail on one rank; the ranks agree afterwards. There is no trial with
@@ -50,8 +50,8 @@ def first_pass(gpt: GPT, job: TrainingJob, choices: Choices, *, sharded: bool) -
         The choices, with a micro-batch that fits everywhere, and the loss to train with.
     """
     loss = plain = plain_loss(job.config.data.mask_documents, choices.loss_chunk)
-    gpt = gpt if sharded else gpt.to(choices.device).train()
-    if sharded or (choices.device == "cpu" and not choices.compile):
+    gpt = gpt if job.config.trainer.sharded else gpt.to(choices.device).train()
+    if job.config.trainer.sharded or (choices.device == "cpu" and not choices.compile):
         return choices, plain
     cuts: contextlib.AbstractContextManager = contextlib.nullcontext()
     if choices.compile:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
-from minigpt.config.schema import SHARDED, TrainConfig
+from minigpt.config.schema import TrainConfig
 from minigpt.machine.choices import Choices
 
 
@@ -58,12 +58,11 @@ def build_trainer(
     """Return a Trainer that only makes optimizer steps: `steps` of them, or without end (None)."""
     strategy: Any = "auto"
     backend = "cpu:gloo,cuda:nccl" if choices.device == "cuda" else "gloo"
-    sharded = config.trainer.strategy in SHARDED
     if choices.devices > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(choices.threads))  # else Lightning sets a number of its own
     if config.trainer.strategy == "ddp":
         strategy = DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True)
-    elif sharded:
+    elif config.trainer.sharded:
         # Its sizes are given: with "auto" the devices of a node would work on one batch, and train wrongly.
         strategy = ModelParallelStrategy(choices.devices, 1, process_group_backend=backend)
     trainer = L.Trainer(
@@ -73,7 +72,7 @@ def build_trainer(
         strategy=strategy,
         # Autocast is ours (step.py): Lightning refuses fused AdamW with clipping in mixed precision.
         # Sharded weights are in fp64 already, and Lightning refuses to convert them.
-        precision="64-true" if choices.precision == "fp64" and not sharded else "32-true",
+        precision="64-true" if choices.precision == "fp64" and not config.trainer.sharded else "32-true",
         max_steps=steps if steps is not None else -1,
         max_epochs=1,  # without end: a StopIteration that a callback lets pass ends the training
         accumulate_grad_batches=choices.accumulate,

@@ -17,7 +17,7 @@ from minigpt.data.batch import document_end
 from minigpt.data.chat.packing import Split
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import peak_flops
-from minigpt.machine.sharding import Layout, free_gathered
+from minigpt.machine.sharding import free_gathered
 from minigpt.machine.torch_setup import eager
 from minigpt.model.counting import flops_per_token
 from minigpt.model.evaluate import Score, evaluate, mean_score
@@ -35,9 +35,7 @@ from minigpt.training.state import RunState, TrainingJob, out_of_patience, steps
 OF_SOURCE = "val/loss/"  # + the name of a source of a mixture: its column
 
 
-def validate(
-    gpt: GPT, job: TrainingJob, choices: Choices, state: RunState, trainer: L.Trainer, layout: Layout | None
-) -> dict[str, Any]:
+def validate(gpt: GPT, job: TrainingJob, choices: Choices, state: RunState, trainer: L.Trainer) -> dict[str, Any]:
     """Score the whole validation split (of a mixture, each source's), and record the best loss in `state`.
 
     Returns columns of the step's row; None where the loss is not finite.
@@ -45,7 +43,7 @@ def validate(
     call_callbacks(trainer, "on_validation_start")
     call_callbacks(trainer, "on_validation_epoch_start")
     val, is_mixture = job.prepared.val, bool(job.prepared.parts)
-    scores = {name: score_split(gpt, split, job, choices, layout) for name, split in val.parts.items()}
+    scores = {name: score_split(gpt, split, job, choices) for name, split in val.parts.items()}
     score = mean_score(scores, val.shares) if is_mixture else scores[val.name]
     columns: dict[str, Any] = {f"val/{key}": getattr(score, key) for key in ("loss", "perplexity", "bits_per_byte")}
     if is_mixture:
@@ -61,7 +59,7 @@ def validate(
     return columns
 
 
-def score_split(gpt: GPT, split: Split, job: TrainingJob, choices: Choices, layout: Layout | None) -> Score:
+def score_split(gpt: GPT, split: Split, job: TrainingJob, choices: Choices) -> Score:
     """Return the score of one validation split, over all ranks."""
     config, tokenizer, ranks = job.config, job.prepared.tokenizer, job.processes
     device = next(gpt.parameters()).device
@@ -76,9 +74,9 @@ def score_split(gpt: GPT, split: Split, job: TrainingJob, choices: Choices, layo
             document_end=document_end(config.data, tokenizer),
             rank=ranks.rank,
             world_size=ranks.world_size,
-            together=layout is not None,
+            together=config.trainer.sharded,
         )
-    if layout is not None:
+    if config.trainer.sharded:
         free_gathered(gpt)
     if ranks.world_size == 1:
         return score
@@ -87,12 +85,13 @@ def score_split(gpt: GPT, split: Split, job: TrainingJob, choices: Choices, layo
     return replace(score, nats=float(nats))
 
 
-def live_sample(gpt: GPT, job: TrainingJob, layout: Layout | None, *, step: int) -> str | None:
+def live_sample(gpt: GPT, job: TrainingJob, *, step: int) -> str | None:
     """Let the model write some text; None if its logits are not finite, which the guard will handle.
 
     Where weights are sharded all ranks call this.
     """
-    if layout is not None:  # rank 0 writes with whole weights in main memory
+    config = job.config
+    if config.trainer.sharded:  # rank 0 writes with whole weights in main memory
         weights = copy_tensors(gpt.state_dict(), {} if job.run.writes else None)
         if not job.run.writes:
             return None
@@ -100,7 +99,6 @@ def live_sample(gpt: GPT, job: TrainingJob, layout: Layout | None, *, step: int)
             torch.cuda.current_stream().synchronize()  # for the copies
         gpt = empty_gpt(gpt.config, gpt.vocab_size)
         gpt.load_state_dict(weights)
-    config = job.config
     try:
         return write_sample(gpt, job.prepared.tokenizer, config.samples, seed=config.seed + step)
     except NonFiniteLogits:

@@ -25,7 +25,7 @@ from minigpt.data.prepared import Prepared
 from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
 from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
-from minigpt.machine.sharding import make_layout, shard
+from minigpt.machine.sharding import make_mesh, shard
 from minigpt.machine.torch_setup import set_up_torch
 from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.ranks.group import Processes, joined
@@ -237,16 +237,17 @@ def assemble(
     config, prepared = job.config, job.prepared
     set_up_torch(choices, deterministic=config.trainer.deterministic)
     torch.manual_seed(fold(config.seed))
-    layout, first = make_layout(config.trainer, choices.device), job.processes.rank == 0
+    mesh = make_mesh(config.trainer, choices.device) if config.trainer.sharded else None
+    first = job.processes.rank == 0
     # Only rank 0 has the weights in main memory; DDP's constructor, or `shard`, sends them to the others.
-    build = GPT if first else partial(empty_gpt, device="meta" if layout else choices.device)
+    build = GPT if first else partial(empty_gpt, device="meta" if mesh else choices.device)
     gpt = build(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)
     if choices.precision == "fp64":
         gpt.double()
     if first:
         start.load_weights(gpt, config, checkpoint, prepared)
     start.put_adapter_on(gpt, config, checkpoint, prepared.tokenizer)
-    choices, loss = first_pass(gpt, job, choices, sharded=layout is not None)
+    choices, loss = first_pass(gpt, job, choices)
     place: dict[str, Any] = {"rank": job.processes.rank, "start_step": state.step}
     place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches) or []
     batches: MicroBatches | Questions
@@ -254,14 +255,14 @@ def assemble(
         batches = Questions(config, choices, prepared.tokenizer, **place)
     else:
         batches = text_batches(config, choices, prepared, **place)
-    if layout is not None:
-        shard(gpt, layout, config, choices)
-    group = layout.mesh.get_group("part") if layout else None  # the processes that hold one copy of the weights
+    if mesh is not None:
+        shard(gpt, mesh, config, choices)
+    group = mesh.get_group("part") if mesh else None  # the processes that hold one copy of the weights
     optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision, group=group)
     if checkpoint is not None:
         restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)
         restore_states(job.callbacks, checkpoint)
-    module = LanguageModel(gpt, job, choices, optimizer=optimizer, state=state, layout=layout, loss_function=loss)
+    module = LanguageModel(gpt, job, choices, optimizer=optimizer, state=state, loss_function=loss)
     return module, batches
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from minigpt.data.batch import Batch
 from minigpt.machine.choices import Choices
-from minigpt.machine.sharding import Layout, begin_micro_batch
+from minigpt.machine.memory import shard_count
+from minigpt.machine.sharding import begin_micro_batch
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, plain_loss
 from minigpt.model.parts import local
@@ -37,7 +38,7 @@ class LanguageModel(L.LightningModule):
     """Trains a GPT from the step in `state`, which each step updates.
 
     `optimizer` has its averages at that step; `loss_function` is compiled, for batches with weights or for batches
-    without; `layout` is that of sharded weights.
+    without.
     """
 
     def __init__(
@@ -48,18 +49,17 @@ class LanguageModel(L.LightningModule):
         *,
         optimizer: torch.optim.Optimizer,
         state: RunState,
-        layout: Layout | None = None,
         loss_function: Callable[..., Tensor] | None = None,
     ):
         super().__init__()
         config = job.config
         self.gpt, self.job, self.config, self.choices = gpt, job, config, choices
-        self.optimizer, self.state, self.layout = optimizer, state, layout
-        self.loss_function = loss_function
+        self.optimizer, self.state, self.loss_function = optimizer, state, loss_function
+        self.sharded = config.trainer.sharded
         self.total_steps = steps_of(config)  # None if only max_minutes limits the run
         self.clock = Clock(state.seconds)
         self.seconds = state.seconds  # as all ranks know them
-        self.layers = LayerWatch(gpt, 0 if layout else config.validate.every_steps)
+        self.layers = LayerWatch(gpt, 0 if self.sharded else config.validate.every_steps)
         self.run_log: RunLog  # both are opened when the training begins (run.py)
         self.saving: Saving
         self.first_micro_batch = state.step * choices.accumulate
@@ -93,7 +93,7 @@ class LanguageModel(L.LightningModule):
     def training_step(self, batch: Batch | list[CheckedQuestion], batch_idx: int) -> Tensor:
         """Return the loss of a micro-batch. Its random numbers follow from seed, micro-batch and rank alone."""
         seed_device(fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank), self.device)
-        if self.layout is not None:
+        if self.sharded:
             last = (batch_idx + 1) % self.choices.accumulate == 0
             begin_micro_batch(self.gpt, last=last, reshard=self.choices.reshard)
         reward = 0.0
@@ -173,15 +173,15 @@ class LanguageModel(L.LightningModule):
         weight = torch.stack([ones if weight is None else weight for weight in weights]).mean()
         reward = torch.stack([torch.full_like(loss, reward) for reward in rewards]).mean()
         numbers = torch.stack([loss, grad_norm.to(loss), weight, self.scaler.scale(ones), reward])
-        ranks, parts = self.trainer.world_size, self.layout.parts if self.layout else 0
+        ranks, parts = self.trainer.world_size, shard_count(self.config.trainer)
         if ranks > 1:
-            if parts:
+            if self.sharded:
                 numbers[1] = parts * numbers[1] ** 2
             extra = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))], pin_memory=loss.is_cuda)
             numbers = torch.cat([numbers, extra.to(loss, non_blocking=True)])
             dist.all_reduce(numbers)
             numbers /= ranks
-            if parts:
+            if self.sharded:
                 numbers[1] = numbers[1].sqrt()
         if ranks > 1 or any(weight is not None for weight in weights):
             numbers[:2] /= numbers[2].clone()
@@ -257,7 +257,7 @@ class LanguageModel(L.LightningModule):
             row = self.run_log.row(state.step, result, self.clock.seconds)
         if validates:
             with self.clock.paused():
-                score = validate(self.gpt, self.job, self.choices, state, self.trainer, self.layout)
+                score = validate(self.gpt, self.job, self.choices, state, self.trainer)
                 row |= self.layers.columns(result.weight) | score
             if state.patience_over:
                 self.stop_reason = "patience"
@@ -267,9 +267,9 @@ class LanguageModel(L.LightningModule):
         elif self.job.run.writes:
             self.run_log.tick(state.step, result, self.clock.seconds)
         samples = config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last())
-        if samples and (self.job.run.writes or self.layout is not None):  # sharded weights: all ranks together
+        if samples and (self.job.run.writes or self.sharded):  # sharded weights: all ranks together
             with self.clock.paused():
-                self.run_log.write_sample(state.step, live_sample(self.gpt, self.job, self.layout, step=state.step))
+                self.run_log.write_sample(state.step, live_sample(self.gpt, self.job, step=state.step))
 
         if self.stop_reason is None and (self.trainer.should_stop if ranks == 1 else result.request.by_callback):
             self.stop_reason = "callback"
@@ -294,7 +294,7 @@ class LanguageModel(L.LightningModule):
     def save(self, val_loss: float | None, *, last: bool) -> None:
         """Save a checkpoint: rank 0, or all ranks together where weights are sharded."""
         state, minutes, writes = self.state, self.config.trainer.max_minutes, self.job.run.writes
-        if writes or self.layout is not None:
+        if writes or self.sharded:
             with self.clock.paused():
                 if writes:
                     call_callbacks(self.trainer, "on_save_checkpoint", {"global_step": state.step})

@@ -157,7 +157,7 @@ def test_killed_in_a_step_a_grpo_run_ends_with_the_same_bytes(place, monkeypatch
 
 
 def test_groups_that_do_not_fit_are_refused_before_anything_is_written(place, monkeypatch):
-    def halved(gpt, job, choices, **_):
+    def halved(gpt, job, choices):
         return replace(choices, micro_batch=2, accumulate=8), None
 
     monkeypatch.setattr("minigpt.training.run.first_pass", halved)

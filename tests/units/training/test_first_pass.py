@@ -39,7 +39,7 @@ def pass_with(monkeypatch, loss, processes=None):
     gpt = GPT(MODEL, 31)
     config = TrainConfig(model=MODEL)
     job = SimpleNamespace(config=config, prepared=prepared, processes=processes or Processes())
-    fitting, used = first_pass(gpt, job, CHOICES, sharded=False)
+    fitting, used = first_pass(gpt, job, CHOICES)
     assert all(parameter.grad is None for parameter in gpt.parameters())
     return fitting, used
 
