@@ -16,8 +16,6 @@ from torch import Tensor
 from minigpt import files
 from minigpt.checkpoint import contents, folder
 from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
-from minigpt.checkpoint.contents import CONFIG, MODEL, STATE, TOKENIZER
-from minigpt.checkpoint.folder import DamagedCheckpoint
 from minigpt.config.check import stored_config
 from minigpt.config.schema import TrainConfig
 from minigpt.config.sources import local_path
@@ -71,7 +69,7 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
         try:
             folder.verify(checkpoint)
             return checkpoint
-        except DamagedCheckpoint as damage:
+        except folder.DamagedCheckpoint as damage:
             reasons.append(f"  {damage}")
     if reasons:
         raise NoUsableCheckpoint(f"no checkpoint in {checkpoints} can be used:\n" + "\n".join(reasons))
@@ -86,8 +84,8 @@ def load_checkpoint(path: str | Path, which: str = "best") -> LoadedCheckpoint:
     checkpoint = find_checkpoint(path, which)
     if is_imported(checkpoint):
         return _load_imported(checkpoint)
-    config, tokenizer, state = read_config(checkpoint), read_tokenizer(checkpoint), read_json(checkpoint, STATE)
-    weights = read_tensors(checkpoint, MODEL)
+    config, tokenizer = read_config(checkpoint), read_tokenizer(checkpoint)
+    state, weights = read_json(checkpoint, contents.STATE), read_tensors(checkpoint, contents.MODEL)
     model = empty_gpt(config.model, tokenizer.vocab_size, device="meta")
     refuse_other_shapes(model, weights, str(checkpoint))  # the model is as large as the bytes that exist, and no larger
     model = empty_gpt(config.model, tokenizer.vocab_size)  # to_empty() would load torch's compiler
@@ -145,12 +143,12 @@ def read_json(checkpoint: Path, name: str) -> dict[str, Any]:
 
 def read_config(checkpoint: Path) -> TrainConfig:
     """Return the config of a checkpoint. Its values are used literally: nothing in them is resolved or called."""
-    return _parsed(checkpoint, CONFIG, stored_config)
+    return _parsed(checkpoint, contents.CONFIG, stored_config)
 
 
 def read_tokenizer(checkpoint: Path) -> Tokenizer:
     """Return the tokenizer of a checkpoint."""
-    return _parsed(checkpoint, TOKENIZER, load_tokenizer)
+    return _parsed(checkpoint, contents.TOKENIZER, load_tokenizer)
 
 
 def _parsed(checkpoint: Path, name: str, parse: Callable[[Any], Any]) -> Any:

@@ -14,8 +14,7 @@ import numpy as np
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.commands import LookConfig
 from minigpt.files import replaced, write_file, writing
-from minigpt.serving.views import kinds, lens
-from minigpt.serving.views import look as view_of
+from minigpt.serving import views
 
 MOST_NAMED = 32  # tokens that are written at the edges of the picture
 FOLDER = Path(__file__).with_name("page")
@@ -62,8 +61,8 @@ def _source(text: str) -> str:
 def look(config: LookConfig) -> None:
     """Write the page, and the picture if it is wanted; print their paths."""
     loaded = load_checkpoint(str(config.checkpoint), config.which)
-    view = view_of(loaded.run.name, loaded, config.text)
-    view |= {"kinds": kinds(loaded, config.text), "lens": lens(loaded, config.text)}
+    view = views.look(loaded.run.name, loaded, config.text)
+    view |= {"kinds": views.kinds(loaded, config.text), "lens": views.lens(loaded, config.text)}
     if view["cut"]:
         print(f"The text is longer than a picture: its first {len(view['tokens'])} tokens are shown.")
     page, picture = Path(os.path.expanduser(config.out)), config.png and Path(os.path.expanduser(config.png))
