@@ -175,9 +175,7 @@ def token_losses(
     model.train(was_training)
 
 
-def evaluate(
-    model: nn.Module, split: "Split", *, block_size: int, document_end: int | None = None, **options: Any
-) -> Score:
+def evaluate(model: nn.Module, split: "Split", *, block_size: int, document_end: int | None, **options: Any) -> Score:
     """Score the whole split, tail included, weighted by tokens.
 
     Args:

@@ -49,10 +49,8 @@ def test_score_equals_a_plain_sum_for_any_number_of_processes(world_size):
     split, model = split_of(tokens, 190), Bigram(11)
     wanted = -model.table.log_softmax(-1)[tokens[:-1], tokens[1:]].sum().item()
     model.train()
-    scores = [
-        evaluate(model, split, block_size=9, batch=2, device="cpu", precision="fp32", rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
+    options = {"block_size": 9, "document_end": None, "batch": 2, "device": "cpu", "precision": "fp32"}
+    scores = [evaluate(model, split, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
     assert model.training
     assert sum(score.nats for score in scores) == pytest.approx(wanted, rel=1e-6)
     assert {(score.tokens, score.bytes) for score in scores} == {(82, 189)}  # all but the first token, a byte
