@@ -4,7 +4,9 @@ Nothing here loads torch: the process that hands the tests out to others (`-n 2`
 """
 
 import contextlib
+import functools
 import gc
+import importlib.metadata
 import io
 import json
 import os
@@ -21,6 +23,8 @@ from hypothesis import HealthCheck, settings
 from minigpt.config.compose import compose
 
 gc.disable()  # until all tests are loaded, as minigpt/cli.py does it
+# Lightning reads the metadata of all packages for each Trainer, and a run asks git for its commit: here once.
+importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
 settings.register_profile(
     "minigpt", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -87,8 +91,11 @@ def _one_thread():
 @pytest.fixture(scope="session", autouse=True)
 def _no_flush():
     """A disk takes longer to flush a file than a tiny run to train; what is flushed when, test_power_loss.py says."""
+    from minigpt.rundir import run_directory
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(run_directory, "commit", functools.cache(run_directory.commit))
         yield
 
 
