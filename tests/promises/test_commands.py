@@ -1,6 +1,5 @@
 """Every command answers --help, a mistake is one sentence with the closest name, and exit codes say what happened."""
 
-import os
 import runpy
 import subprocess
 import sys
@@ -126,14 +125,6 @@ def test_a_reader_that_is_gone_ends_a_command_quietly(tmp_path):
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == 141  # as of any command: 128 + SIGPIPE
-
-
-def test_faults_of_a_command_line_are_found_before_torch_is_loaded(tmp_path):
-    (tmp_path / "torch.py").write_text("raise SystemExit('torch is loaded')\n")
-    command = [sys.executable, "-m", "minigpt", "train", "modle=gpt2"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert (done.returncode, "Did you mean 'model'?" in done.stderr) == (2, True), done.stderr
 
 
 def test_commands_are_named_as_they_are_typed(tmp_path, monkeypatch):

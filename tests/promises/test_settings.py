@@ -39,13 +39,14 @@ def fault_of(command: str, *arguments: str) -> str:
     return fault
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess:
+def test_all_faults_end_the_command_at_once_before_torch_is_loaded_and_leave_no_trace(tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is loaded')\n")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    words = ["train", "trainer.max_step=5", "optimizer.lr=abc", "model.n_head=3", "modle=gpt2"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(minigpt.__file__).parents[1]}"}
     command = [sys.executable, "-m", "minigpt", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
-def test_all_faults_end_the_command_at_once_and_leave_no_trace(tmp_path):
-    done = run("train", "trainer.max_step=5", "optimizer.lr=abc", "model.n_head=3", "modle=gpt2", folder=tmp_path)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         "4 errors:",
@@ -54,7 +55,7 @@ def test_all_faults_end_the_command_at_once_and_leave_no_trace(tmp_path):
         "- optimizer.lr must be a number, got 'abc'.",
         "- model.n_embd=128 is not a multiple of model.n_head=3. Use model.n_embd=126 or 129.",
     ]
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_the_api_names_the_same_faults():
