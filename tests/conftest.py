@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ class TinyRun:
         from minigpt.training.run import train
 
         assert train(compose("train", self.arguments(*extra)), callbacks) == code
+        return self.path
+
+    def continued(self, *extra: str) -> Path:
+        """Trains, and again from the second step on in a copy, which must end with the same bytes."""
+        from minigpt.verify import compare_runs
+
+        extra = (*extra, "checkpoint.every_steps=2", "checkpoint.keep_last=9")
+        straight = self(*extra).rename(self.path.with_name("straight"))
+        shutil.copytree(straight, self.path)
+        for later in sorted(self.path.glob("checkpoints/step-*"))[1:]:
+            shutil.rmtree(later)
+        self(*extra)
+        assert compare_runs(straight, self.path)[1] == []
         return self.path
 
     def arguments(self, *extra: str) -> list[str]:

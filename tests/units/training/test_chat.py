@@ -21,28 +21,20 @@ def chat(run, capsys):
     rows = [{"prompt": f"say {n}", "completion": f"it is {n}"} for n in range(90)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def start(name, *extra):
+    def start(name, *extra, train=run):
         run.path = run.folder / name
-        return run(*CHAT, f"data.source={source}", *extra), capsys.readouterr().out
+        return train(*CHAT, f"data.source={source}", *extra), capsys.readouterr().out
 
     start.run = run
     return start
 
 
-def weights_of(path):
-    (last,) = sorted((path / "checkpoints").glob("step-*"))[-1:]
-    return (last / "model.safetensors").read_bytes(), (last / "optimizer.safetensors").read_bytes()
-
-
 def test_a_run_on_conversations_shows_what_it_learns_and_continues_exactly(chat):
-    _, said = chat("whole", "samples.every_steps=6", "samples.prompt=say 3", "samples.max_new_tokens=5")
+    samples = ["samples.every_steps=6", "samples.prompt=say 3", "samples.max_new_tokens=5"]
+    _, said = chat("whole", *samples, train=chat.run.continued)
     assert "tokens are learned" in said
     assert said.index("[[it is ") < said.index("step 1/6")
     assert "sample at step 6" in said
-    chat("stopped", "checkpoint.every_steps=2", "trainer.max_steps=4", "schedule=constant", "schedule.warmup_steps=0")
-    path, _ = chat("stopped", "checkpoint.every_steps=2", "schedule=constant", "schedule.warmup_steps=0")
-    straight, _ = chat("straight", "schedule=constant", "schedule.warmup_steps=0")
-    assert weights_of(path) == weights_of(straight)
 
 
 def test_a_model_without_roles_learns_them_and_keeps_what_it_knew(chat):
@@ -67,12 +59,9 @@ def test_a_model_without_roles_learns_them_and_keeps_what_it_knew(chat):
 
 def test_beside_an_adapter_the_embeddings_of_roles_learn_and_all_others_stay(chat):
     base = chat.run("model.block_size=32", "batch_tokens=128")
-    words = [f"init.from={base}", "adapter=lora", "schedule=constant", "checkpoint.every_steps=2", "optimizer.lr=1e-2"]
+    words = [f"init.from={base}", "adapter=lora", "schedule=constant", "optimizer.lr=1e-2"]
     begun, _ = chat("begun", *words, "trainer.max_steps=2", "optimizer.lr=1e-30")
-    whole, _ = chat("whole", *words, "trainer.max_steps=6")
-    chat("parts", *words, "trainer.max_steps=4")
-    parts, _ = chat("parts", *words, "trainer.max_steps=6")
-    assert weights_of(whole) == weights_of(parts)
+    whole, _ = chat("whole", *words, train=chat.run.continued)
     known, first, last = (load_checkpoint(path).model.token_embedding.weight for path in (base, begun, whole))
     assert torch.equal(last[:257], known[:257])
     assert ((last - first)[257:261].abs().mean(dim=1) > 1e-3).all()
