@@ -1,10 +1,9 @@
 """What a run does besides being exact: its limits, compiling, and what it leaves behind."""
 
+import fcntl
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -92,20 +91,14 @@ def test_a_run_on_the_cpu_leaves_a_gpu_alone(run, monkeypatch):
     assert json.loads((run.path / "environment.json").read_text())["gpus"] == []
 
 
-def test_a_second_process_is_kept_out(run, tmp_path):
-    holder = (
-        "import sys, fcntl; f = open(sys.argv[1], 'a+'); fcntl.flock(f, fcntl.LOCK_EX); "
-        "f.write('process 77'); f.flush(); print('held', flush=True); sys.stdin.read()"
-    )
-    (tmp_path / "run").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-c", holder, str(tmp_path / "run" / "run.lock")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout.readline() == b"held\n"
-    with pytest.raises(UserFault, match="in use by process 77"):
-        run()
-    process.communicate()
+def test_a_second_process_is_kept_out(run):
+    run.path.mkdir()
+    with open(run.path / "run.lock", "a+") as held:  # the lock is of an open file, whoever has opened it
+        fcntl.flock(held, fcntl.LOCK_EX)
+        held.write("process 77")
+        held.flush()
+        with pytest.raises(UserFault, match="in use by process 77"):
+            run()
     run()
 
 
