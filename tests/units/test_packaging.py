@@ -16,18 +16,6 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 
 
-def folders(top: Path, name: str, pattern: str) -> set[str]:
-    """Dotted names of all folders with such files, top itself being `name`."""
-    return {".".join((name, *file.parent.relative_to(top).parts)) for file in top.rglob(pattern)}
-
-
-def test_pyproject_lists_every_folder():
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    code = folders(ROOT / "minigpt", "minigpt", "*.py") | folders(ROOT / "minigpt", "minigpt", "*.js")
-    wanted = code | folders(ROOT / "configs", "minigpt.configs", "*.yaml")
-    assert set(listed) == wanted, "pyproject.toml, [tool.setuptools] packages: add or remove what differs"
-
-
 def test_poisoned_and_unsafe_versions_of_lightning_are_ruled_out():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (lightning,) = [word for word in map(Requirement, project["dependencies"]) if word.name == "lightning"]
