@@ -101,22 +101,12 @@ def test_a_disk_that_stays_full_ends_the_run_with_exit_code_4_and_the_old_checkp
     assert list_checkpoints(run_directory / "checkpoints")[-1].name == "step-000000012"
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("config.json", {"model": {"n_embd": 24}}, "not of this model's shape"),
-        ("config.json", {"model": {"n_layer": 10**9}}, "model.n_layer|shape"),
-        ("config.json", [1], "config.json"),
-        ("tokenizer.json", {"name": "?"}, "tokenizer.json"),
-    ],
-)
-def test_a_checkpoint_that_makes_no_sense_is_refused_by_name(finished, tmp_path, file, content, says):
+def test_a_checkpoint_whose_weights_are_of_another_shape_is_refused(finished, tmp_path):
     checkpoint = shutil.copytree(list_checkpoints(finished.path / "checkpoints")[-1], tmp_path / "stranger")
-    if isinstance(content, dict) and file == "config.json":
-        before = json.loads((checkpoint / file).read_bytes())
-        content = before | {"model": before["model"] | content["model"]}
-    put(checkpoint, file, json.dumps(content).encode())
-    with pytest.raises(UserFault, match=says):
+    config = json.loads((checkpoint / "config.json").read_bytes())
+    config["model"]["n_embd"] = 24
+    put(checkpoint, "config.json", json.dumps(config).encode())
+    with pytest.raises(UserFault, match="not of this model's shape"):
         load_checkpoint(checkpoint)
 
 

@@ -156,6 +156,7 @@ def header(shape: list[int], dtype: str = "F32") -> bytes:
         ("model.safetensors", header([2**30, 2**30])),
         ("model.safetensors", header([1], "I32")),
         ("config.json", b"[" * 10**5),
+        ("config.json", b"[1]"),
         ("state.json", b'{"step": ' + b"9" * 10**5 + b"}"),
         ("tokenizer.json", b'{"name": "\x1b[2J"}'),
     ],
