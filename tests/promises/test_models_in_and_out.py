@@ -112,13 +112,8 @@ def test_a_chat_model_that_was_imported_and_tuned_keeps_its_template_and_ends(ru
     theirs = read_tokenizer(write_chat_tokenizer(tmp_path, CHAT_TEMPLATES["llama3"]))
     write_folder(tmp_path, LLAMA | {"vocab_size": theirs.vocab_size})
     words = ["data=text", f"data.source={run.folder / 'text.txt'}", f"data.dir={run.folder}", f"run.dir={run.path}"]
-    settings = [
-        "model.block_size=16",
-        "batch_tokens=64",
-        "trainer.max_steps=2",
-        "trainer.device=cpu",
-        "checkpoint.every_steps=1",
-    ]
+    settings = ["model.block_size=16", "batch_tokens=64", "trainer.max_steps=2", "trainer.device=cpu"]
+    settings += ["checkpoint.every_steps=1"]
     minigpt_command(["train", f"init.from={tmp_path}", *words, *settings])
     export(f"checkpoint={run.path}", f"dir={tmp_path / 'out'}")
     assert "control tokens equal" in capsys.readouterr().out

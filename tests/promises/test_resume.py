@@ -41,13 +41,8 @@ def place(tmp_path_factory) -> Path:
 
 
 def arguments(place: Path, run: str, *extra: str) -> list[str]:
-    return [
-        *SETTINGS,
-        f"data.source={place / 'text.txt'}",
-        f"data.dir={place / 'data'}",
-        f"run.dir={place / run}",
-        *extra,
-    ]
+    where = [f"data.source={place / 'text.txt'}", f"data.dir={place / 'data'}", f"run.dir={place / run}"]
+    return [*SETTINGS, *where, *extra]
 
 
 def train_here(place: Path, run: str, *extra: str, callbacks=()) -> int:
@@ -62,9 +57,8 @@ def straight(place) -> Path:
 
 
 def rows(run: Path) -> list[dict]:
-    return [
-        {key: value for key, value in row.items() if key not in TIMINGS} for row in read_rows(run / "metrics.jsonl")
-    ]
+    kept = read_rows(run / "metrics.jsonl")
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in kept]
 
 
 class Kill(BaseException):
@@ -188,10 +182,8 @@ def test_the_text_may_change_once_a_run_has_begun(place, straight):
     with open(moving / "text.txt", "a") as text:
         text.write("a line that the run has not seen\n")
     assert train_here(moving, "run") == 0
-    weights = [
-        (path / "checkpoints/step-000000024/model.safetensors").read_bytes() for path in (straight, moving / "run")
-    ]
-    assert weights[0] == weights[1]
+    one, other = (path / "checkpoints/step-000000024/model.safetensors" for path in (straight, moving / "run"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize("change", ["seed=7", "model.n_layer=3", "batch_tokens=384", "tokenizer=char"])

@@ -14,13 +14,8 @@ from minigpt.faults import BUG
 from tests.promises.test_ranks import EXACT, MINIGPT, SHARDED, SLOW, Trial, assert_close, proc
 
 # Uneven shards: 18 columns, 2 heads; several micro-batches of each device in a step.
-MUON = [
-    *SHARDED,
-    "optimizer=muon",
-    "checkpoint.every_steps=4",
-    "checkpoint.keep_every_steps=4",
-    "validate.every_steps=1",
-]
+MUON = [*SHARDED, "optimizer=muon", "validate.every_steps=1"]
+MUON += ["checkpoint.every_steps=4", "checkpoint.keep_every_steps=4"]
 SAMPLES = ["samples.every_steps=8", "samples.max_new_tokens=4"]
 
 

@@ -53,11 +53,8 @@ def test_queries_and_keys_in_one_pass_are_two_norms_with_a_weight_each():
 @pytest.mark.parametrize("shape", [(7,), (4, 7)], ids=["one weight", "a weight per head"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_on_a_cpu_it_is_torchs_norm_to_the_bit_with_the_gradients_of_the_formula(dtype, shape, weight_dtype):
-    x, weight, g = (
-        draw(3, 5, 9, 7)[:, :, :4].to(dtype),
-        draw(*shape, seed=1).to(weight_dtype or dtype),
-        draw(3, 5, 4, 7),
-    )
+    x, g = draw(3, 5, 9, 7)[:, :, :4].to(dtype), draw(3, 5, 4, 7)
+    weight = draw(*shape, seed=1).to(weight_dtype or dtype)
     results = []
     for norm, kind in ((rms_norm, None), (_formula, None), (_formula, torch.float64)):
         result, its = (each.detach().to(kind or each.dtype).requires_grad_() for each in (x, weight))

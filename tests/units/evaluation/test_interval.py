@@ -44,10 +44,8 @@ def sample_misses(seed: int, spread: float, giants: int = 0) -> tuple[int, int]:
         some = rng.choice(UNITS, 40, replace=False)
         if not too_few(sizes[some], name="documents", of=sizes):
             result = difference(np.zeros((1, 40)), losses[None, some], sizes[some], drawn=True)
-            given, missed = (
-                given + 1,
-                missed + (abs(result.value - losses.sum() / sizes.sum()) > result.half_width(LEVEL)),
-            )
+            given += 1
+            missed += abs(result.value - losses.sum() / sizes.sum()) > result.half_width(LEVEL)
     return given, missed
 
 
@@ -75,13 +73,9 @@ def test_equal_settings_are_called_different_as_often_as_stated(runs, spread):
 
 @pytest.mark.parametrize(("ratio", "over_texts"), [(1, 1), (1, 2), (4, 0.2), (4, 0.5)])
 def test_the_interval_of_two_seeds_a_side_and_texts_holds_its_95_percent(ratio, over_texts):
-    of_a, of_b = (
-        2 * ratio / (1 + ratio),
-        2 / (1 + ratio),
-    )  # variances over seeds: the means differ by 1 of both together
-    squares = [
-        NormalDist().inv_cdf((place + 0.5) / 32) ** 2 for place in range(16)
-    ]  # of a normal variable, spread evenly
+    of_b = 2 / (1 + ratio)  # variances over seeds: the means differ by 1 of both together
+    of_a = ratio * of_b
+    squares = [NormalDist().inv_cdf((n + 0.5) / 32) ** 2 for n in range(16)]  # of a normal variable, spread evenly
     held = []
     for own in ((a * of_a, b * of_b) for a in squares for b in squares):
         half = Difference(0.0, (2, 2), sum(own) / 2, over_texts**2, 300.0, own).half_width(LEVEL) or 0

@@ -61,14 +61,8 @@ def script(tmp_path, *words):
 
 
 def test_the_script_is_one_that_a_person_would_have_written(tmp_path):
-    words = [
-        "trainer=ddp",
-        "trainer.devices=4",
-        "job.partition=gpu",
-        "job.setup=module load cuda",
-        "experiment=gpt2_124m",
-    ]
-    lines = script(tmp_path, *words).read_text().splitlines()
+    words = ["trainer=ddp", "trainer.devices=4", "job.partition=gpu", "job.setup=module load cuda"]
+    lines = script(tmp_path, *words, "experiment=gpt2_124m").read_text().splitlines()
     assert lines[0] == "#!/bin/bash"
     options = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
     assert options >= {
@@ -77,9 +71,8 @@ def test_the_script_is_one_that_a_person_would_have_written(tmp_path):
     }  # fmt: skip
     assert lines[-2:] == ["module load cuda", "exec srun --cpus-per-task=32 python train.py 'samples.prompt=a b'"]
     assert lines[-3] == f"cd {os.getcwd()} || exit 2"
-    several = script(
-        tmp_path, "trainer=fsdp", "trainer.nodes=2", "trainer.devices=4", "batch_tokens=524288"
-    ).read_text()
+    words = ["trainer=fsdp", "trainer.nodes=2", "trainer.devices=4", "batch_tokens=524288"]
+    several = script(tmp_path, *words).read_text()
     for option in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=8"):
         assert f"#SBATCH --{option}\n" in several
     assert "exec srun --distribution=block --kill-on-bad-exit=1 --cpus-per-task=8 " in several

@@ -24,11 +24,8 @@ def metric_rows(steps, every=10):
         row = {"step": step, "tokens": step * 512, "train/loss": loss, "train/grad_norm": 0.7, "lr": 1e-3 / step}
         row |= {"seconds": step * 0.1, "tokens_per_second": 5120.0 + step, "mfu": None}
         if step % (4 * every) == 0:
-            row |= {
-                "val/loss": loss + 0.1,
-                "val/perplexity": math.exp(loss + 0.1),
-                "val/bits_per_byte": (loss + 0.1) / 2,
-            }
+            val = loss + 0.1
+            row |= {"val/loss": val, "val/perplexity": math.exp(val), "val/bits_per_byte": val / 2}
         rows.append(row)
     return rows
 
@@ -45,11 +42,7 @@ def write_run(folder: Path) -> Path:
     (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     (path / "choices.json").write_text('{"device": "cpu", "micro_batch": 7}')
     (path / "environment.json").write_text('{"torch": "2.13.0", "gpus": []}')
-    shapes = {
-        "token_embedding.weight": [64, 3],
-        "blocks.0.weight": [5, 22],
-        "blocks.0.bias": [0],
-    }  # V = 21, padded to 64
+    shapes = {"token_embedding.weight": [64, 3], "blocks.0.weight": [5, 22], "blocks.0.bias": [0]}  # V = 21, padded
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
     (checkpoint / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     (checkpoint / "tokenizer.json").write_text('{"vocab_size": 21}')

@@ -14,11 +14,8 @@ def record_of(folder, losses, event="finished", train=(3.0, 2.0, 1.0, 0.5), limi
     record.rows = [{"step": 10 * n, "train/loss": loss} for n, loss in enumerate(train, 1)]
     for row, loss in zip(record.rows, losses, strict=False):
         row |= {"val/loss": loss, "val/bits_per_byte": loss / 2} if loss else {}
-    record.events, record.baselines, record.config["trainer.max_steps"] = (
-        [{"event": event, "step": 41}],
-        list(baselines),
-        limit,
-    )
+    record.events, record.baselines = [{"event": event, "step": 41}], list(baselines)
+    record.config["trainer.max_steps"] = limit
     return record
 
 

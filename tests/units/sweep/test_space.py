@@ -41,15 +41,8 @@ def test_whole_numbers_and_steps():
 
 
 def test_a_grid_has_each_point_once():
-    space = space_of(
-        {
-            "model.n_layer": {"low": 1, "high": 3},
-            "optimizer": {"choices": ["adamw"]},
-            "model.bias": {"choices": [True, False]},
-        },
-        "grid",
-    )
-    grid = list(points(space))
+    words = {"model.n_layer": {"low": 1, "high": 3}, "optimizer": {"choices": ["adamw"]}}
+    grid = list(points(space_of(words | {"model.bias": {"choices": [True, False]}}, "grid")))
     assert len(grid) == len({str(point) for point in grid}) == 6
     assert list(grid[0]) == ["model.n_layer", "optimizer", "model.bias"]
     assert [point["model.bias"] for point in grid[:3]] == [True, False, True]

@@ -65,12 +65,8 @@ def test_a_validation_that_is_not_finite_is_no_best_and_no_json_nan(run, monkeyp
 def test_max_minutes_ends_a_run_and_its_schedule(run, monkeypatch, max_steps):
     readings = itertools.count()
     monkeypatch.setattr(Clock, "seconds", property(lambda clock: 0.002 * next(readings)))  # whatever the machine does
-    run(
-        f"trainer.max_steps={max_steps}",
-        "trainer.max_minutes=0.01",
-        "schedule=linear",
-        "schedule.final_lr_fraction=0.0",
-    )
+    settings = ["trainer.max_minutes=0.01", "schedule=linear", "schedule.final_lr_fraction=0.0"]
+    run(f"trainer.max_steps={max_steps}", *settings)
     last = run.rows()[-1]
     assert last["seconds"] >= 0.6
     assert last["lr"] < 1e-4
