@@ -32,8 +32,8 @@ def texts(tmp_path, monkeypatch):
     Path("long.txt").write_text(" ".join(WORDS))
     Path("mixed").mkdir()
     Path("mixed/a.jsonl").write_text("".join(f'{{"text": "{word} {word}"}}\n' for word in WORDS[:1500]))
-    for number in range(40):
-        Path(f"mixed/{number}.txt").write_text(" ".join(WORDS[number::40]))
+    for number in range(12):
+        Path(f"mixed/{number}.txt").write_text(" ".join(WORDS[number::12]))
     return tmp_path
 
 
