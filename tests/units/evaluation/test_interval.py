@@ -65,8 +65,9 @@ def test_without_documents_drawn_at_random_seeds_alone_are_judged():
     assert 3 <= alarms(pairs(2, (2, 2), 0.0, drawn=False, spread=0.1)) <= 19
 
 
-@pytest.mark.parametrize("runs", [(2, 2), (3, 3), (1, 4)])
-@pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize(
+    ("runs", "spread"), [((2, 2), 0.02), ((2, 2), 0.1), ((2, 2), 0.5), ((3, 3), 0.1), ((1, 4), 0.1)]
+)
 def test_equal_settings_are_called_different_as_often_as_stated(runs, spread):
     assert alarms(pairs(11, runs, 0.0, spread=spread)) <= 10  # 5 % of 200; with one t for both, two seeds miss 13
 
