@@ -51,13 +51,11 @@ def test_plan_says_whether_it_fits_and_the_training_then_chooses_what_plan_said(
     assert (choices.accumulate, choices.micro_batch) == (int(accumulate), int(micro_batch))
 
 
+RECOMPUTE = "model.checkpoint_activations=true"
+
+
 @pytest.mark.parametrize(
-    ("memory", "measures"),
-    [
-        ("200", []),
-        ("24", ["model.checkpoint_activations=true"]),
-        ("12", ["trainer.devices=8", "model.checkpoint_activations=true"]),
-    ],
+    ("memory", "measures"), [("200", []), ("24", [RECOMPUTE]), ("12", ["trainer.devices=8", RECOMPUTE])]
 )
 def test_less_memory_takes_more_measures(capsys, memory, measures):
     words = [*XL[:-1], "trainer=fsdp", "trainer.devices=2", f"memory={memory}"]

@@ -94,15 +94,9 @@ def test_a_tokenizer_of_a_file_comes_back_as_it_was(tmp_path, first):
     assert config.tokenizer.name == "file"
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (["model.attention=linear"], "model.attention=linear"),
-        ([*MODERN, "model.qk_norm=layernorm"], "model.qk_norm=layernorm"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "named"), [([], "model.attention=linear"), (MODERN, "model.qk_norm=layernorm")])
 def test_a_shape_that_no_architecture_has_is_refused_by_its_settings(run, tmp_path, settings, named):
-    run(*settings, "trainer.max_steps=1")
+    run(*settings, named, "trainer.max_steps=1")
     with pytest.raises(UserFault, match=named.replace(".", r"\.")):
         export(f"checkpoint={run.path}", f"dir={tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()

@@ -120,9 +120,8 @@ def test_a_crash_a_kill_and_a_nan_are_results_and_all_but_nan_can_be_tried_again
 
 
 def test_a_training_that_hangs_is_killed(tmp_path):
-    words = ["sweep.hang_minutes=0.02", "trials=1"]
-    hangs = StubSweep(tmp_path / "hangs", """search.space={"model.n_layer": {"choices": [7]}}""", *words)
-    hangs(code=TRIALS_FAILED)
+    space = """search.space={"model.n_layer": {"choices": [7]}}"""
+    hangs = StubSweep(tmp_path / "hangs", space, "sweep.hang_minutes=0.02", "trials=1")(code=TRIALS_FAILED)
     assert hangs.states() == ["failed"]
 
 

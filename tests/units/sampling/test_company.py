@@ -87,14 +87,13 @@ def test_through_torch_too_where_no_two_tokens_tie(kind):
     assert in_company(forward, model, wanted, 4) == [alone(forward, model, *each) for each in wanted]
 
 
+WIDE, NARROW = {"n_embd": 128, "n_head": 4}, {"n_embd": 24, "n_head": 2}
+
+
 @native
 @pytest.mark.parametrize(
     ("dtype", "sizes"),
-    [
-        *itertools.product(["fp32", "bf16", "int8"], [{}]),
-        ("fp32", {"n_embd": 128, "n_head": 4}),
-        ("bf16", {"n_embd": 24, "n_head": 2}),
-    ],
+    [("fp32", {}), ("bf16", {}), ("int8", {}), ("fp32", WIDE), ("bf16", NARROW)],
 )
 @torch.inference_mode()
 def test_a_rows_bytes_do_not_depend_on_the_number_of_rows(dtype, sizes, monkeypatch):
