@@ -14,6 +14,7 @@ from minigpt.report.curves import BASELINE, GRID, INK, TRAIN, VALIDATION, drawin
 from minigpt.sizing.law import (
     FEW_PASSES,
     MOST_PASSES,
+    SHORT_POWER,
     Constants,
     Size,
     Text,
@@ -42,6 +43,11 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 def size_of(row: dict[str, str]) -> Size:
     return Size(**{f.name: (float if f.name in FLOATS else int)(row[f.name]) for f in fields(Size) if f.name in row})
+
+
+def text_of(row: dict[str, str]) -> Text:
+    counted_bits = (float(row[name]) for name in ("kneser_ney", "xz", "kneser_ney_part"))
+    return Text(int(row["bytes"]), *counted_bits, repeats=float(row["repeats"]) if row["repeats"] else None)
 
 
 def read(texts: dict[str, Text]) -> list[Run]:
@@ -97,7 +103,8 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
             if 0.9 < n / steps < 1.1
         }
         names = np.array([name for name, _ in others if name in pilots])
-        left = np.array([y - pilots[name] for name, y in others if name in pilots])
+        power = SHORT_POWER if steps == 128 else 1.0
+        left = np.array([y - power * pilots[name] for name, y in others if name in pilots])
         weights = np.array([1 / (names == name).sum() for name in names])
         errors = np.abs(
             [y - np.average(left[names != n], weights=weights[names != n]) for n, y in zip(names, left, strict=True)]
@@ -154,8 +161,7 @@ def draw(texts: dict[str, Text], by: Constants) -> None:
 
 
 if __name__ == "__main__":
-    numbers = ("kneser_ney", "xz", "kneser_ney_part")
-    texts = {r["text"]: Text(int(r["bytes"]), *(float(r[name]) for name in numbers)) for r in rows_of("law_texts.csv")}
+    texts = {row["text"]: text_of(row) for row in rows_of("law_texts.csv")}
     runs, by, left_out = read(texts), Constants(), []
     factors, errors = fit(runs, by)
     print(f"factors {tuple(round(float(factor), 4) for factor in factors)} for the powers and the floor of {by}")

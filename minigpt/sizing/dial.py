@@ -120,7 +120,8 @@ class Dial:
         self.fixed["vocab_size"] = vocabulary = prepared.tokenizer.vocab_size
         train = prepared.train
         text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], ngram["after_part"])
-        text = replace(text, density=train.bytes / text.bytes_of(len(train), vocabulary))
+        density = train.bytes / text.bytes_of(len(train), vocabulary)
+        text = replace(text, density=density, repeats=ngram["repeats"])
         text = self.try_text(prepared, text)
         share = prepared.summary.get("overlap", {}).get("share") or 0.0
         return prepared, replace(text, error=COPIES_RANGE) if share > COPIES else text

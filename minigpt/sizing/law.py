@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
-MOST_SLOPE = 0.12  # a steeper one comes from passages that stand in several documents: counting learns them at once
+MOST_SLOPE = 0.11  # a steeper one comes from passages that stand in several documents: counting learns them at once
 # Repeated passes are worth at most so many passes of new text: for learning, and for the difficulty of a text.
-REPEATS, NEW_REPEATS = 15.0, 1.5
+REPEATS, NEW_REPEATS = 15.0, 2.5
 # Each doubling of more than FEW_PASSES adds so much to overfitting; less if the run ends with the mean of its weights.
 FEW_PASSES, BY_HEART, BY_HEART_AVERAGED = 4.0, 0.12, 0.02
 AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2}  # in more than FEW_PASSES; in two they lose
@@ -32,21 +32,22 @@ class Constants:
     size_power: float = 0.2
     seen_power: float = 0.05
     overfit_power: float = 0.17
-    floor: float = 0.2
-    factors: tuple[float, float, float] = (0.3693, 0.221, 0.2085)
+    floor: float = 0.3
+    factors: tuple[float, float, float] = (0.3573, 0.1441, 0.1904)
 
 
 CONSTANTS = Constants()
 UNTIED = 0.01  # of the loss is saved by an output layer that is not the embedding
 TIED_FROM = 160  # width
-# Two layers or more begin with heads that copy from the context (model.init=induction). On texts that repeat themselves
-# (xz, which only copies, needs less than REPEATING times the 7-gram's bits), a model of a million numbers saves COPIED
-# of the loss from four million tokens on; a smaller one saves less, a larger one up to MOST_COPIED, and each doubling
-# of the heads' width, by half of which they tell tokens apart, WIDER (up to 64); four layers or more, DEEPER.
-COPIED, MOST_COPIED, REPEATING, WIDER, DEEPER = 0.115, 0.12, 1.15, 0.04, 0.01
+# Two layers or more begin with heads that copy from the context (model.init=induction). They save nothing below
+# UNLEARNED tokens of training. From MASTERED on, a model of a million numbers saves COPIED times what a pointer saves
+# (data/measures/repeats.py), up to MOST_COPIED. As shares of this, each doubling of its numbers adds GROWS, each
+# doubling of the heads' width (up to 64; by half of it they tell tokens apart) WIDER, and four layers or more DEEPER.
+COPIED, MOST_COPIED, GROWS, WIDER, DEEPER, UNLEARNED, MASTERED = 0.85, 0.17, 0.09, 0.28, 0.05, 2**15, 2**24
+REPEATING = 1.15  # times the 7-gram's bits: a text for which xz, which only copies, needs more hardly repeats itself
 # Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
-NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 3.0, 0.002, 0.025
+NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 3.0, 0.0015, 0.025
 BATCH_LOSS = 0.008  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
@@ -75,6 +76,7 @@ BYTES_PER_PLACE = 500  # of text, for each place of a context
 LEAST_STEPS = 30
 # A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
 PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH, PILOT_LR = 2**17, 2**19, 2**20, 1024, 0.02
+SHORT_POWER, SHORT_RANGE = 0.5, 0.13  # of the deviation of the shortest one: the other half comes from its few steps
 MOST_PASSES = 10  # more teach a text by heart; a larger model learns more of it in as many
 
 # Weights forget their past at the rate DECAY a pass: weight decay instead of dropout, and hardly any in a single pass.
@@ -93,6 +95,7 @@ class Text:
     level: float = 1.0  # factor on the law, from a short training on this text
     error: float = RANGE  # of a forecast
     density: float = 1.0  # bytes per token, over those of most texts with the same vocabulary
+    repeats: float | None = None  # share of the 7-gram's bits that a pointer into the last bytes saves
 
     def seven_gram(self, n_bytes: float) -> float:
         """Return the bits per byte of a 7-gram model after n_bytes of such text."""
@@ -222,8 +225,10 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
 
 def leveled(text: Text, pilot: Size, bits: float) -> Text:
     """Return the text with the level that follows from the bits per byte of its pilot."""
-    error = PILOT_RANGE if pilot.tokens > 0.9 * LONG_PILOT else RANGE
-    return replace(text, level=bits / bits_per_byte(text, pilot), error=error)
+    level = bits / bits_per_byte(text, pilot)
+    if pilot.tokens < 1.5 * PILOT:
+        return replace(text, level=level**SHORT_POWER, error=SHORT_RANGE)
+    return replace(text, level=level, error=PILOT_RANGE if pilot.tokens > 0.9 * LONG_PILOT else RANGE)
 
 
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
@@ -249,11 +254,12 @@ def counted(text: Text, size: Size) -> float:
 
 def copied(text: Text, size: Size) -> float:
     """Return the share of the loss that copying from the context saves."""
-    repeats = min(1.0, max(0.0, 15 * (REPEATING - text.xz / text.kneser_ney)))
-    learned = min(1.0, max(0.0, math.log2(size.tokens / 2**15) / 7))
-    able = min(MOST_COPIED, max(0.0, COPIED * (1 + 0.075 * math.log2(size.multiplied / 1e6))))
+    usual = min(0.2, max(0.0, 0.44 - 0.35 * text.xz / text.kneser_ney))  # before it is measured
+    repeats = min(MOST_COPIED, COPIED * (usual if text.repeats is None else text.repeats))
+    learned = math.log(max(1.0, size.tokens / UNLEARNED)) / math.log(MASTERED / UNLEARNED)
+    able = max(0.0, 1 + GROWS * math.log2(size.multiplied / 1e6))
     able += WIDER * math.log2(min(size.head_dim, 64) / 32) + DEEPER * (size.n_layer > 3)
-    return able * repeats * learned if size.n_layer > 1 else 0.0
+    return able * repeats * min(1.0, learned) if size.n_layer > 1 else 0.0
 
 
 def far(text: Text, size: Size) -> float:

@@ -9,9 +9,12 @@ import lzma
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from minigpt.data.chat.packing import Split
 from minigpt.data.measures.kneser_ney import ORDER, KneserNey
 from minigpt.data.measures.overlap import pieces
+from minigpt.data.measures.repeats import saved_by_copying
 from minigpt.data.prepared import Prepared
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
@@ -31,7 +34,7 @@ Baseline = dict[str, Any]
 def baselines(prepared: Prepared) -> list[Baseline]:
     """Return the baselines of these tokens, measured now or before: name, bits_per_byte, and of which text.
 
-    The last two are the n-gram model, which has `after_part` as well (but for a mixture), and xz.
+    The last two are the n-gram model, which has `after_part` and `repeats` as well (but for a mixture), and xz.
 
     The result is kept in the folder of the tokens, if it can be written there.
     """
@@ -42,7 +45,7 @@ def baselines(prepared: Prepared) -> list[Baseline]:
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
-        if kept["fingerprint"] == prepared.fingerprint:
+        if kept["fingerprint"] == prepared.fingerprint and (not kept["rows"] or "repeats" in kept["rows"][-2]):
             return kept["rows"]
     tell("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val)
@@ -69,7 +72,9 @@ def _measure(train: Split, val: Split) -> list[Baseline]:
         return []
     with ThreadPoolExecutor(1) as thread:
         xz_bytes = thread.submit(_xz_bytes, copied, text)
-        ngram, after_part = (KneserNey(known).bits(text) / len(text) for known in (counted, part_of(counted)))
+        p = KneserNey(counted).probabilities(text)
+        ngram, after_part = float(-np.log2(p).mean()), KneserNey(part_of(counted)).bits(text) / len(text)
+        repeats = saved_by_copying(text, p)
         xz = 8 * xz_bytes.result() / len(text)
 
     def of(seen: bytes) -> str:
@@ -81,7 +86,13 @@ def _measure(train: Split, val: Split) -> list[Baseline]:
 
     name = f"{ORDER}-gram of bytes, Kneser-Ney"
     return [
-        {"name": name, "bits_per_byte": ngram, "after_part": after_part, "of": of(counted)},
+        {
+            "name": name,
+            "bits_per_byte": ngram,
+            "after_part": after_part,
+            "repeats": repeats,
+            "of": of(counted),
+        },
         {"name": "xz after the training text", "bits_per_byte": xz, "of": of(copied)},
     ]
 

@@ -45,12 +45,12 @@ def test_more_time_buys_more_and_larger_models(text: Text):
     assert all(size.tokens / speed(size) <= 1.03 * seconds for size, seconds in zip(sizes, SECONDS, strict=True))
 
 
-@pytest.mark.parametrize(("times", "error"), [(1, RANGE), (2, RANGE), (4, PILOT_RANGE), (99, PILOT_RANGE)])
+@pytest.mark.parametrize(("times", "error"), [(1, law.SHORT_RANGE), (2, RANGE), (4, PILOT_RANGE), (99, PILOT_RANGE)])
 def test_a_longer_pilot_has_a_narrower_range(times: float, error: float):
     pilot = pilot_of(PYTHON, {"steps": 7}, times)
     text = leveled(PYTHON, pilot, bits_per_byte(PYTHON, pilot))
     near, far = (train(text, next(candidates(text)), tokens, {}) for tokens in (2e6, 2e7))
-    assert [round(1 - size.low / size.bits_per_byte, 2) for size in (near, far)] == [error, RANGE]
+    assert [round(1 - size.low / size.bits_per_byte, 2) for size in (near, far)] == [error, max(error, RANGE)]
     assert pilot.tokens == pytest.approx(min(times, 8) * 2**17, rel=0.05)
 
 
@@ -118,7 +118,8 @@ def text_and_size(row: dict[str, str]) -> tuple[Text, Size]:
     of = TEXTS[row["text"]]
     numbers = {field.name: float(row[field.name]) for field in fields(Size) if field.name in row}
     xz = float(of["xz"]) if row["init"] == "induction" else math.inf  # the law before the models began to copy
-    text = Text(int(of["bytes"]), float(of["kneser_ney"]), xz, float(of["kneser_ney_part"]))
+    repeats = float(of["repeats"]) if of["repeats"] else None
+    text = Text(int(of["bytes"]), float(of["kneser_ney"]), xz, float(of["kneser_ney_part"]), repeats=repeats)
     bytes_seen = numbers["passes"] * text.bytes
     usual = text.bytes_of(numbers["steps"] * numbers["batch_tokens"], int(row["vocab_size"]))
     return replace(text, density=bytes_seen / usual), Size(**numbers)  # type: ignore[arg-type]
@@ -144,13 +145,14 @@ def errors_with_pilots(steps: int, with_level: bool = True) -> list[float]:
 
 
 def test_copying_is_for_two_layers_and_texts_that_repeat_themselves():
-    def saved(xz: float, layers: int, tokens: float) -> float:
+    def saved(repeats: float | None, layers: int, tokens: float) -> float:
         size = train(PYTHON, replace(next(candidates(PYTHON)), n_layer=layers), tokens, {})
-        return law.copied(replace(PYTHON, xz=xz * PYTHON.kneser_ney), size)
+        return law.copied(replace(PYTHON, repeats=repeats), size)
 
-    assert 0 < saved(1.0, 2, 5e6) == saved(0.8, 2, 9e6) < saved(0.8, 9, 9e6) <= law.MOST_COPIED + law.DEEPER
-    assert 0 < saved(1.0, 2, 3e5) < saved(1.0, 2, 6e5) < saved(1.0, 2, 2e6) < saved(1.0, 2, 5e6)
-    assert saved(1.3, 2, 5e6) == saved(1.0, 1, 5e6) == saved(1.0, 2, 3e4) == 0
+    assert 0 < saved(0.2, 2, 2e7) == saved(0.4, 2, 3e7) < saved(0.4, 9, 3e7) < law.MOST_COPIED * (1 + law.DEEPER)
+    assert 0 < saved(0.1, 2, 3e5) < saved(0.1, 2, 6e5) < saved(0.1, 2, 2e6) < saved(0.15, 2, 2e6)
+    assert saved(0.0, 2, 5e6) == saved(0.1, 1, 5e6) == saved(0.1, 2, 3e4) == 0
+    assert saved(None, 2, 5e6) == pytest.approx(saved(0.44 - 0.35 * PYTHON.xz / PYTHON.kneser_ney, 2, 5e6))
 
 
 def test_a_longer_context_saves_more_of_a_text_that_repeats_itself():
@@ -163,8 +165,8 @@ def test_a_longer_context_saves_more_of_a_text_that_repeats_itself():
                 expected, came = (f(row) / f(near) for f in (forecast, lambda r: float(r["bits"])))
                 pairs.append((expected / came - 1, law.far(*text_and_size(row))))
     assert len(pairs) > 15
-    assert all(abs(error) < 0.04 for error, _ in pairs)
-    assert max(saved for _, saved in pairs) > 0.1 > 0.01 > min(saved for _, saved in pairs)
+    assert all(abs(error) < 0.045 for error, _ in pairs)
+    assert max(saved for _, saved in pairs) > 0.09 > 0.01 > min(saved for _, saved in pairs)
 
 
 def test_of_the_sizes_measured_in_equal_time_the_law_takes_one_near_the_best():
@@ -186,9 +188,9 @@ def test_the_constants_fit_the_measurements():
 def test_the_longer_a_pilot_the_nearer_the_forecast():
     short, middle, long = (errors_with_pilots(steps) for steps in (128, 256, 512))
     assert len(short) >= len(middle) == len(long) > 20
-    assert short[int(0.9 * len(short))] < RANGE
+    assert short[int(0.9 * len(short))] < law.SHORT_RANGE
     assert long[int(0.9 * len(long))] < PILOT_RANGE
     near = [sum(error < 0.03 for error in errors) / len(errors) for errors in (short, middle, long)]
     assert near == sorted(near)
-    assert near[-1] > 0.6
+    assert near[-1] > 0.5
     assert errors_with_pilots(512, with_level=False)[int(0.9 * len(long))] > PILOT_RANGE
