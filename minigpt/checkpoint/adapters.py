@@ -64,7 +64,6 @@ def tensors_of(gpt: GPT) -> dict[str, dict[str, Tensor]]:
 
 
 def peft_name(gpt: GPT, place: Place) -> str:
-    """Return peft's name of a matrix."""
     names = GPT2_NAMES | _GATE if gpt.config.attention == "softmax" else LLAMA_NAMES
     return PREFIX + other_names(f"{place.layer}.weight", names)[place.part].removesuffix(".weight")
 

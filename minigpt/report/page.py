@@ -198,5 +198,4 @@ def table(rows: Iterable[Sequence[Any]], look: str = "wide") -> str:
 
 
 def cell_text(value: Any) -> str:
-    """Return a value as the text of a cell."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

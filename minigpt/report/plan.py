@@ -36,7 +36,6 @@ def count_parameters(model: GPT) -> int:
 def describe_plan(
     config: TrainConfig, choices: Choices, hardware: Hardware, *, gpt: GPT, prepared: Prepared, total_steps: int | None
 ) -> str:
-    """Return the plan as text."""
     model, parameters, sequences = config.model, count_parameters(gpt), config.batch_tokens // config.model.block_size
     memory = step_memory(config, choices, gpt.vocab_size)
     room = memory_of_device(hardware, config.trainer.devices)

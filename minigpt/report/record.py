@@ -52,7 +52,6 @@ class Record:
 
 
 def read_record(run_dir: str | Path) -> Record:
-    """Read a run directory."""
     path = Path(os.path.expanduser(run_dir))
     if not (path / "metrics.jsonl").is_file():
         raise UserFault(f"run.dir={path}: no metrics.jsonl there. Give the folder of a run: minigpt runs lists them")

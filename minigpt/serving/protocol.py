@@ -184,7 +184,6 @@ class Reply:
         return {**self.head, "choices": choices, "usage": self.usage(sum(len(piece.tokens) for piece in pieces))}
 
     def chunk(self, *pieces: Piece, **more: Any) -> dict[str, Any]:
-        """Return a chunk of a stream."""
         kind = "chat.completion.chunk" if self.chat else self.kind
         choices = [self._choice(piece, message="delta") for piece in pieces]
         return {**self.head, "object": kind, "choices": choices, **more}

@@ -62,7 +62,6 @@ def leaderboard(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[list[str]]:
 
 
 def write_leaderboard(sweep: Sweep, trials: Sequence[FrozenTrial]) -> None:
-    """Write leaderboard.csv anew."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(leaderboard(sweep, trials))
     write_file(sweep.folder / "leaderboard.csv", text.getvalue())

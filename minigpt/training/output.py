@@ -156,7 +156,6 @@ class RunLog:
             self._show(row)
 
     def write_sample(self, step: int, text: str | None) -> None:
-        """Write and print a live sample."""
         if not self.run.writes:
             return
         if text is None:

@@ -173,7 +173,6 @@ def question(task: str, seed: int, number: int) -> Exchange:
 
 
 def messages_of(exchanges: list[Exchange]) -> list[dict[str, str]]:
-    """Return exchanges as messages."""
     roles = itertools.cycle(("user", "assistant"))
     return [{"role": role, "content": text} for role, text in zip(roles, itertools.chain(*exchanges), strict=False)]
 

@@ -45,7 +45,7 @@ def baselines(prepared: Prepared) -> list[Baseline]:
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
-        if kept["fingerprint"] == prepared.fingerprint and (not kept["rows"] or "repeats" in kept["rows"][-2]):
+        if kept["fingerprint"] == prepared.fingerprint and "repeats" in kept["rows"][-2]:
             return kept["rows"]
     tell("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val)
@@ -72,8 +72,8 @@ def _measure(train: Split, val: Split) -> list[Baseline]:
         return []
     with ThreadPoolExecutor(1) as thread:
         xz_bytes = thread.submit(_xz_bytes, copied, text)
-        p = KneserNey(counted).probabilities(text)
-        ngram, after_part = float(-np.log2(p).mean()), KneserNey(part_of(counted)).bits(text) / len(text)
+        p, of_part = (KneserNey(known).probabilities(text) for known in (counted, part_of(counted)))
+        ngram, after_part = (-float(np.log2(of_each).mean()) for of_each in (p, of_part))
         repeats = saved_by_copying(text, p)
         xz = 8 * xz_bytes.result() / len(text)
 
@@ -86,13 +86,7 @@ def _measure(train: Split, val: Split) -> list[Baseline]:
 
     name = f"{ORDER}-gram of bytes, Kneser-Ney"
     return [
-        {
-            "name": name,
-            "bits_per_byte": ngram,
-            "after_part": after_part,
-            "repeats": repeats,
-            "of": of(counted),
-        },
+        {"name": name, "bits_per_byte": ngram, "after_part": after_part, "repeats": repeats, "of": of(counted)},
         {"name": "xz after the training text", "bits_per_byte": xz, "of": of(copied)},
     ]
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 ORDER = 7  # bytes of a gram: 6 of context, and the next one
 FALLBACK = (0.5, 1.0, 1.5)  # discounts where too few counts are there to tell, as KenLM has them
-_PIECE = 1 << 20  # bytes predicted at a time
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,6 @@ class KneserNey:
             self._tables.insert(0, _table(grams, counts))
             if length > 1:
                 grams, counts = _distinct(_shorter(grams))
-
-    def bits(self, text: bytes) -> float:
-        """Return the bits that all of `text` takes; like the training text, it has no context before it."""
-        order, bits = len(self._tables), 0.0
-        for start in range(0, len(text), _PIECE):
-            before = min(start, order - 1)
-            bits -= float(np.log2(self.probabilities(text[start - before : start + _PIECE])[before:]).sum())
-        return bits
 
     def probabilities(self, text: bytes) -> NDArray[np.float64]:
         """Return P of each byte of `text` given those before it, (len(text),)."""

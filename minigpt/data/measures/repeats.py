@@ -1,10 +1,8 @@
-"""How much of a text stands just before: what a pointer to the last such place saves of an n-gram model's bits.
+"""What a pointer to the last occurrence of the same bytes saves of an n-gram model's bits.
 
-After bytes that occurred within the last WINDOW bytes, the pointer predicts the byte that followed them there, by the
-longest of LENGTHS that occurred. It is mixed with the n-gram model, P = c [byte = predicted] + (1 - c) P_ngram, with
-the c of each length that takes the fewest bits. A GPT's induction heads copy in the same way.
-
-Source: Merity et al. 2016, "Pointer Sentinel Mixture Models", for the mixture.
+It predicts the byte that followed the longest of LENGTHS within the last WINDOW bytes, as a GPT's induction heads do:
+P = c [byte = predicted] + (1 - c) P_ngram, with the best c for each length.
+Source: Merity et al. 2016, "Pointer Sentinel Mixture Models".
 """
 
 import numpy as np
@@ -34,8 +32,7 @@ def saved_by_copying(text: bytes, p: NDArray[np.float64]) -> float:
     return saved / float(-np.log2(p).sum())
 
 
-def _saved(p: NDArray[np.float64], is_right: NDArray[np.bool_]) -> float:
-    """Return the bits that the best mixture saves where the pointer has one length."""
+def _saved(p: NDArray[np.float64], is_right: NDArray[np.bool_]) -> float:  # where the pointer has one length
     if not is_right.any():
         return 0.0
     c = 0.5
