@@ -147,7 +147,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
 
     Args:
         config: see `compose`. If another experiment is trained first, `init.from` is then set to its run.
-        callbacks: Lightning callbacks of your own, called after ours; docs/ARCHITECTURE.md says which hooks they get.
+        callbacks: Lightning callbacks of your own; docs/ARCHITECTURE.md says which hooks they get.
             An experiment that is trained first does not get them.
 
     Returns:

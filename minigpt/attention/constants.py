@@ -19,7 +19,7 @@ Made = TypeVar("Made")
 
 
 def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Cache what `make` returns for its latest arguments; compiled code holds the result as a constant."""
+    """Cache what `make` returns for its eight latest arguments; compiled code holds the result as a constant."""
 
     @functools.lru_cache(maxsize=8)
     def once(*facts: Any) -> Made:

@@ -14,7 +14,7 @@ from minigpt.attention.constants import causal_bias
 from minigpt.attention.dropout import dropout
 from minigpt.attention.masks import Documents, causal_mask, combine_masks
 
-WHOLE, BLOCKS = 256, 4  # explicit causal attention: longer sequences are computed in so many blocks of queries
+WHOLE, BLOCKS = 256, 4  # explicit causal attention: more than WHOLE queries are computed in BLOCKS blocks
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:

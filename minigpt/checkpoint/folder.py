@@ -223,7 +223,7 @@ def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
     with contextlib.suppress(OSError, StorageFailure):
         good = [path for path, manifest in _readable_manifests(folder).items() if not manifest.get("bad_steps")]
         kept = {best_checkpoint(folder), *good[-1:]}
-        for path in list_checkpoints(folder)[: -max(keep_last, 2)]:
+        for path in list_checkpoints(folder)[:-keep_last]:
             if path not in kept and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
                 _remove(path)
 

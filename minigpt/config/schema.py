@@ -119,7 +119,9 @@ class ScheduleConfig:
     name: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: constant, then linear", "schedule")
     warmup_steps: int = setting(100, "optimizer steps of linear warm-up", "schedule", aka="warmup_iters", low=0)
     final_lr_fraction: float = setting(0.1, "of the peak, at the run's end", "schedule", aka="min_lr", low=0, high=1)
-    decay_fraction: float = setting(0.3, "wsd: last part of the run, where the rate falls", "schedule", low=0, high=1)
+    decay_fraction: float = setting(
+        0.3, "wsd: last part after the warm-up: the rate falls", "schedule", above=0, high=1
+    )
 
 
 @dataclass

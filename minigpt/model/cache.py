@@ -100,7 +100,7 @@ class KVCache:
         return (columns <= self.positions(T)[:, :, None])[:, None]
 
     def select(self, rows: Sequence[int]) -> "KVCache":
-        """Return a copy of some rows, e.g. to re-read them when their window is full."""
+        """Return a copy of some rows; a row may be named several times, for several samples of one prompt."""
         part = object.__new__(KVCache)
         part.keys, part.values = self.keys[:, list(rows)], self.values[:, list(rows)]
         part.block_size = self.block_size
@@ -122,7 +122,7 @@ class KVCache:
     def put(self, rows: Sequence[int], part: "KVCache") -> None:
         """Copy a part into these rows: one that `select` returned, or a cache that was filled separately."""
         self.reserve(part.longest)
-        self.keys[:, list(rows), :, : part.longest] = part.keys[:, : len(rows), :, : part.longest]
-        self.values[:, list(rows), :, : part.longest] = part.values[:, : len(rows), :, : part.longest]
+        self.keys[:, list(rows), :, : part.longest] = part.keys[:, :, :, : part.longest]
+        self.values[:, list(rows), :, : part.longest] = part.values[:, :, :, : part.longest]
         lengths = dict(enumerate(self.lengths)) | dict(zip(rows, part.lengths, strict=True))
         self.set_lengths(list(lengths.values()))

@@ -140,7 +140,7 @@ def token_losses(
         block_size: T of the grid.
         batch: windows per forward pass.
         device: the model's.
-        precision: "fp32", "bf16" or "fp64".
+        precision: "fp32", "bf16", "fp16" or "fp64".
         rank, world_size: this process scores every world_size-th batch; the scores of all ranks add up.
         stride: tokens from a window to the next; None: block_size, side by side.
         document_end: the token after each document, if attention stays within a document. The loss of the token

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minigpt.attention.dropout import Dropout
 from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, Angles, KeyValueStore, Mask
-from minigpt.attention.masks import Documents, combine_masks
+from minigpt.attention.masks import Documents
 from minigpt.attention.norms import RMSNorm
 from minigpt.attention.rotary import Llama3Scaling
 from minigpt.config.schema import ModelConfig
@@ -186,7 +186,6 @@ class GPT(nn.Module):
         self,
         tokens: Tensor,
         *,
-        mask: Tensor | None = None,
         cache: KVCache | None = None,
         documents: Documents | None = None,
         readout: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -195,9 +194,8 @@ class GPT(nn.Module):
 
         Args:
             tokens: (B, T) ids.
-            mask: bool, broadcastable to (B, 1, T, S), True = may attend; combined with the causal mask.
             cache: keys and values of earlier tokens; these T are appended.
-            documents: the documents in the sequences, given instead of mask and cache: positions restart in each
+            documents: the documents in the sequences, given instead of a cache: positions restart in each
                 document, and no token attends to another document.
             readout: computes the result from hidden (B, T, C) and the output layer's weight (padded V, C), so that not
                 all logits need to exist. It runs inside forward, where FSDP has gathered the weights.
@@ -208,7 +206,7 @@ class GPT(nn.Module):
         Raises:
             ValueError: if sequence and cache together are longer than block_size.
         """
-        hidden = self.hidden(tokens, mask=mask, cache=cache, documents=documents)
+        hidden = self.hidden(tokens, cache=cache, documents=documents)
         return self.logits(hidden) if readout is None else readout(hidden, self.output_weight)
 
     def new_cache(self, rows: int) -> KVCache:
@@ -226,14 +224,7 @@ class GPT(nn.Module):
         """Apply the output layer, which is the token embedding if tied: (..., C) -> (..., V)."""
         return F.linear(hidden, self.output_weight)[..., : self.vocab_size]
 
-    def hidden(
-        self,
-        tokens: Tensor,
-        *,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        documents: Documents | None = None,
-    ) -> Tensor:
+    def hidden(self, tokens: Tensor, *, cache: KVCache | None = None, documents: Documents | None = None) -> Tensor:
         """Compute `forward` without the output layer, (B, T, C), for callers that need logits at few positions."""
         T = tokens.shape[1]
         past = 0 if cache is None else cache.longest
@@ -243,11 +234,10 @@ class GPT(nn.Module):
                 "keep the last ones, or train with a larger model.block_size"
             )
         positions = None if cache is None else cache.positions(T)  # None: 0 .. T - 1
-        if cache is not None and cache.uniform_length is None:
-            mask = combine_masks(cache.mask(T), mask)  # rows of different lengths
-
         attention: Any = self.blocks[0].attention
-        hiding: Mask = mask
+        hiding: Mask = None
+        if cache is not None and cache.uniform_length is None:
+            hiding = cache.mask(T)  # rows of different lengths
         if documents is not None:
             positions = documents.positions
             hiding = attention.document_mask(documents, self.token_embedding.weight)

@@ -16,7 +16,7 @@ from minigpt.machine.cores import usable_cores
 from minigpt.machine.hardware import Hardware, card_of, find_device, memory_of_device, peak_flops
 from minigpt.machine.memory import Memory, step_memory
 from minigpt.model.counting import flops_per_token, sizes_of
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.report.record import to_type
 from minigpt.screen import Say, number_of, size_text
 
@@ -89,7 +89,7 @@ def plan(config: PlanConfig, say: Say = print) -> None:
     memory = step_memory(config, choices, V)
     of_device = memory_of_device(hardware, config.trainer.devices)
     lines = [
-        f"Model      {sizes_of(config.model, V).all:,} parameters, vocabulary {V:,}",
+        f"Model      {count_parameters(empty_gpt(config.model, V, device='meta')):,} parameters, vocabulary {V:,}",
         f"Step       {config.batch_tokens:,} tokens = {number_of(choices.devices, 'device')} x {choices.accumulate} x "
         f"micro-batch {choices.micro_batch} of {config.model.block_size:,} tokens"
         + (f"; {choices.loss_chunk} rows of logits at a time" if choices.loss_chunk else ""),

@@ -13,7 +13,7 @@ def uniform(seed: int, sample: int, position: int) -> float:
     """Return the random number behind one token, evenly spread over [0, 1).
 
     Args:
-        seed: the user's.
+        seed: of the text; `minigpt sample` derives it from the user's seed and the prompt.
         sample: which of its prompt's samples this is, from 0.
         position: where the token will stand in the whole text, prompt included, from 0.
     """

@@ -69,7 +69,7 @@ def first_pass(gpt: GPT, job: TrainingJob, choices: Choices) -> tuple[Choices, L
                 _try_micro_batch(gpt, job, choices, loss)
             fits = True
         except Exception as error:
-            smaller = max((size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0), default=0)
+            smaller = _smaller(choices)
             if is_out_of_memory(error) and smaller:
                 choices = replace(choices, micro_batch=smaller, accumulate=sequences // smaller)
                 tell(f"Memory     out of memory: continuing with micro-batches of {smaller}, the same step")
@@ -84,6 +84,12 @@ def first_pass(gpt: GPT, job: TrainingJob, choices: Choices) -> tuple[Choices, L
                 raise
     micro_batch = min(map(int, job.processes.gather(str(choices.micro_batch))))
     return replace(choices, micro_batch=micro_batch, accumulate=sequences // micro_batch), loss
+
+
+def _smaller(choices: Choices) -> int:
+    """Return the largest micro-batch of half the size or less that divides a device's sequences; 0 if none does."""
+    sequences = choices.micro_batch * choices.accumulate
+    return max((size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0), default=0)
 
 
 def _try_micro_batch(gpt: GPT, job: TrainingJob, choices: Choices, loss: LossFunction) -> None:
@@ -113,6 +119,6 @@ def explained_out_of_memory(choices: Choices) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        half = choices.micro_batch // 2
-        remedy = f"Add trainer.micro_batch={half}; the steps stay the same" if half else REMEDY
+        smaller = _smaller(choices)
+        remedy = f"Add trainer.micro_batch={smaller}; the steps stay the same" if smaller else REMEDY
         raise UserFault(f"the device ran out of memory. {remedy}. The same command continues the run") from error

@@ -109,7 +109,7 @@ class Muon(torch.optim.AdamW):
             for gradient in gradients:
                 gradient.nan_to_num_()
             torch._foreach_mul_(gradients, 1 - skip)
-            torch._foreach_add_(gradients, torch._foreach_mul(averages, skip))  # towards itself an average won't move
+            torch._foreach_add_(gradients, torch._foreach_mul(averages, skip))  # lerp towards itself changes nothing
         torch._foreach_lerp_(averages, gradients, 1 - self.momentum)
         ahead = list(torch._foreach_lerp(gradients, averages, self.momentum))
         if weight_decay:

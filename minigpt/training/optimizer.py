@@ -111,7 +111,7 @@ def linear(progress: float, final: float, config: ScheduleConfig) -> float:
 
 
 def wsd(progress: float, final: float, config: ScheduleConfig) -> float:
-    """Stay at 1, then follow a straight line to `final` over the last `decay_fraction` (warm-up, stable, decay).
+    """Stay at 1, then follow a straight line to `final` over the last `decay_fraction` of the steps after warm-up.
 
     Source: Hu et al. 2024, MiniCPM.
     """

@@ -80,7 +80,7 @@ def reached_limit(state: RunState, config: TrainConfig) -> str | None:
     """Return the limit that a run in this state has reached, or None if it goes on."""
     total_steps, minutes = steps_of(config), config.trainer.max_minutes
     if total_steps is not None and state.step >= total_steps:
-        return "max_tokens" if config.trainer.max_tokens is not None else "max_steps"
+        return next((name for name in ("max_tokens", "epochs") if getattr(config.trainer, name)), "max_steps")
     if minutes is not None and state.seconds >= 60 * minutes:
         return "max_minutes"
     return "patience" if state.patience_over and out_of_patience(state, config) else None

@@ -21,7 +21,7 @@ from minigpt.machine.choices import Choices
 from minigpt.machine.memory import shard_count
 from minigpt.machine.sharding import begin_micro_batch
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast, plain_loss
+from minigpt.model.loss import autocast
 from minigpt.model.parts import local
 from minigpt.seeds import fold
 from minigpt.training.grpo import CheckedQuestion, answered
@@ -37,7 +37,7 @@ from minigpt.training.state import Clock, RunState, StopRequest, TrainingJob, is
 class LanguageModel(L.LightningModule):
     """Trains a GPT from the step in `state`, which each step updates.
 
-    `optimizer` has its averages at that step; `loss_function` is compiled, for batches with weights or for batches
+    `optimizer` has its averages at that step; `loss_function` (`plain_loss`) is for batches with weights or for those
     without.
     """
 
@@ -49,7 +49,7 @@ class LanguageModel(L.LightningModule):
         *,
         optimizer: torch.optim.Optimizer,
         state: RunState,
-        loss_function: Callable[..., Tensor] | None = None,
+        loss_function: Callable[..., Tensor],
     ):
         super().__init__()
         config = job.config
@@ -109,17 +109,13 @@ class LanguageModel(L.LightningModule):
         """Return loss and weight of a micro-batch, both divided by the number of tokens that a full one has.
 
         The sum of weighted losses over the sum of weights is the exact mean of a step, even if micro-batches differ in
-        weight. A full micro-batch without weights has weight 1, returned as None.
+        weight. One without weights is full and has weight 1, returned as None.
         """
-        full = self.choices.micro_batch * self.config.model.block_size
-        whole = batch.weights is None and batch.tokens.numel() == full
-        plain = plain_loss(not whole, self.choices.loss_chunk)
+        full, weights = self.choices.micro_batch * self.config.model.block_size, batch.weights
         with autocast(self.choices.device, self.choices.precision):
-            if whole:
-                return (self.loss_function or plain)(self.gpt, batch.tokens, batch.targets), None
-            weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
-            compiled = None if batch.weights is None else self.loss_function
-            total = (compiled or plain)(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
+            if weights is None:
+                return self.loss_function(self.gpt, batch.tokens, batch.targets), None
+            total = self.loss_function(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
         weight = weights.sum(dtype=total.dtype) if batch.divisor is None else total.new_full((), batch.divisor)
         return total / full, weight / full
 
@@ -223,8 +219,8 @@ class LanguageModel(L.LightningModule):
     def end_steps(self, *, at_once: bool) -> None:
         """End the steps that were made. If numbers are read late, a step ends after the next one was queued.
 
-        It ends immediately if a validation, sample, save or stop needs its weights. All ranks decide alike: they obey
-        a stop that one rank requests one step later.
+        It ends immediately if a validation, sample, save or stop needs its weights. All ranks decide alike: if one
+        requests a stop, all obey it one step later.
         """
         config, every = self.config, self.config.checkpoint.every_steps
         while self.pending:

@@ -17,8 +17,8 @@ from minigpt.model.counting import flops_per_token
 from minigpt.training.state import TrainingJob
 
 MOST_TOKENS, SHOWN_TOKENS = 1 << 13, 600
-CPU_FLOPS, GPU_FLOPS = 2.5e10, 5e12  # of the passes: a second at most
-MOST_SECONDS = 20  # for the first window of a long context
+CPU_FLOPS, GPU_FLOPS = 2.5e10, 5e12  # that all passes may take: about a second
+MOST_SECONDS = 20  # for one window; a larger model is not measured
 
 
 def measure_token_losses(job: TrainingJob) -> dict[str, Any] | None:

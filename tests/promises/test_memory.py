@@ -19,7 +19,7 @@ def plan(capsys, *words):
 
 def test_plan_prints_parameters_memory_and_micro_batch(capsys):
     text = plan(capsys, "experiment=gpt2_124m", "memory=24")
-    assert "124,475,904 parameters" in text
+    assert "124,439,808 parameters" in text
     assert re.search(r"1 device x \d+ x micro-batch \d+ of 1,024 tokens", text)
     assert re.search(
         r"Memory +about \d+\.\d GB per device .*: weights 497.9 MB, gradients 497.9 MB, optimizer 995.8 MB", text

@@ -12,6 +12,7 @@ from minigpt.data.tokenizer import build_tokenizer
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware
 from minigpt.model.gpt import GPT
+from minigpt.model.loss import plain_loss
 from minigpt.ranks.group import Processes
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.state import RunState, TrainingJob
@@ -24,7 +25,8 @@ def module_of():
         run, hardware = RunDirectory(Path("none"), writes=False), Hardware("cpu", "cpu", 1, False, 1 << 30)
         prepared = SimpleNamespace(tokenizer=with_roles(build_tokenizer("byte")))
         job = TrainingJob(config, hardware, prepared, Processes(), run, [])
-        module = LanguageModel(gpt, job, choices, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
+        parts = {"optimizer": torch.optim.SGD(gpt.parameters()), "state": RunState()}
+        module = LanguageModel(gpt, job, choices, loss_function=plain_loss(True, choices.loss_chunk), **parts)
         module._trainer = SimpleNamespace(world_size=world_size, should_stop=False)
         return module
 

@@ -93,6 +93,9 @@ def test_memory_that_runs_out_later_is_named_with_what_to_type():
     named = pytest.raises(UserFault, match=r"Add trainer\.micro_batch=6; the steps stay the same")
     with named, explained_out_of_memory(CHOICES):
         raise torch.OutOfMemoryError("CUDA out of memory")
+    of_480 = replace(CHOICES, micro_batch=15, accumulate=32)  # 7 does not divide 480
+    with pytest.raises(UserFault, match=r"Add trainer\.micro_batch=6;"), explained_out_of_memory(of_480):
+        raise MemoryError
     with pytest.raises(UserFault, match="Use a smaller"), explained_out_of_memory(replace(CHOICES, micro_batch=1)):
         raise MemoryError
     with pytest.raises(ZeroDivisionError), explained_out_of_memory(CHOICES):

@@ -5,12 +5,15 @@ import itertools
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 from minigpt.training import output
+from minigpt.training.run import with_epochs
 from minigpt.training.state import Clock
 
 
@@ -30,6 +33,16 @@ def test_a_run_directory_holds_what_the_plan_of_the_house_says(run):
         "step", "tokens", "train/loss", "train/grad_norm", "lr", "tokens_per_second", "val/loss", "val/bits_per_byte",
     }  # fmt: skip
     assert run.rows()[-1]["tokens"] == 6 * 64
+
+
+def test_passes_of_whole_steps_are_so_many_steps_and_a_finished_run_names_them(run, capsys):
+    config = compose("train", ["trainer.epochs=1"])
+    for steps in range(1, 400):
+        text = SimpleNamespace(passes=lambda n_tokens, _, steps=steps: n_tokens / (steps * config.batch_tokens))
+        assert with_epochs(config, SimpleNamespace(train=text)).trainer.max_steps == steps
+    for _ in range(2):
+        run("trainer.epochs=0.1")
+    assert "a larger trainer.epochs" in capsys.readouterr().out
 
 
 def test_patience_ends_a_run_that_does_not_get_better(run, capsys):

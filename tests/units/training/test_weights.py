@@ -77,15 +77,6 @@ def test_micro_batches_of_unequal_weight_make_the_step_of_one_large_batch(new_mo
     assert_equal(result_of(module), one_large_batch(batch))
 
 
-def test_micro_batches_of_unequal_size_make_the_step_of_one_large_batch(new_module):
-    batch = batch_of(6)
-    plain = Batch(batch.tokens, batch.targets)
-    module = new_module(replace(CHOICES, accumulate=3))
-    rows = (slice(0, 4), slice(4, 5), slice(5, 6))
-    backward(module, [Batch(plain.tokens[part], plain.targets[part]) for part in rows])
-    assert_equal(result_of(module), one_large_batch(replace(batch, weights=torch.ones(6, T))))
-
-
 def test_ranks_of_unequal_weight_make_the_step_of_one_large_batch(new_module, monkeypatch):
     """The first two halves of a batch are two ranks'; DDP's means and the all-reduce are taken by hand."""
     batch = batch_of(24)
