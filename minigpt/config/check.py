@@ -4,6 +4,7 @@ Every fault is reported at once. A rule is skipped while a setting that it reads
 one sentence.
 """
 
+import difflib
 import glob
 import operator
 import os
@@ -82,11 +83,13 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
 
 
 def _a_model(key: str, typed_name: str = "") -> str:
-    """Return an example for a setting that names a trained model: the newest run, if there is one."""
+    """Return an example for a setting that names a trained model: the run of this name, else the newest, if any."""
     if re.fullmatch(r"gpt2(-medium|-large|-xl)?", typed_name):
         return f" Type {key}=openai-community/{typed_name}"
-    runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
+    runs = {os.path.basename(path): path for path in glob.glob("runs/*") if os.path.isdir(path)}
+    meant = difflib.get_close_matches(os.path.basename(typed_name), runs, n=1)
     train = f"Train one first: {typed('train')}"
-    example = f"Try {key}={max(runs, key=os.path.getmtime)}" if runs else train if key == "checkpoint" else ""
+    run = runs[meant[0]] if meant else max(runs.values(), key=os.path.getmtime, default=None)
+    example = f"Try {key}={run}" if run else train if key == "checkpoint" else ""
     kinds = "a run, a checkpoint, a Hugging Face folder, or a name on Hugging Face's hub like openai-community/gpt2"
     return f" Give {kinds}. {example}".rstrip()

@@ -73,7 +73,11 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
         elif equals and key in known:
             _read_setting(request, key, text)
         elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
-            _read_setting(request, words, argument)
+            if words in request.values and not isinstance(request.values[words], list):
+                quotes = 'A text or name with blanks needs quotes: "two words"'
+                request.refuse(f"{shown(argument)} follows {words}={request.values[words]}. {quotes}.", words)
+            else:
+                _read_setting(request, words, argument)
         elif not equals or name.startswith(("-", "~")):
             follows = name.startswith("--") and not equals and waiting and "=" not in waiting[0]
             request.refuse(_not_a_setting(request, name, waiting.pop(0) if follows else text))

@@ -37,7 +37,7 @@ def exists(place: str) -> bool:
 def from_here(path: str) -> str:
     """Return the end of a sentence on a missing path: where it was looked up, and the closest name beside it."""
     place = Path(expand(path))
-    names = os.listdir(place.parent) if place.parent.is_dir() else []
+    names = {*os.listdir(place.parent)} - {place.name} if place.parent.is_dir() else []
     near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.8)
     hint = f" Did you mean {place.parent / near[0]}?" if near else ""
     return (f" (looked from {os.getcwd()})." if path and not place.is_absolute() else ".") + hint

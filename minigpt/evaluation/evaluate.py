@@ -34,6 +34,8 @@ def evaluate(config: EvaluateConfig) -> None:
 
     All files are read before anything is scored.
     """
+    if not config.file and not config.questions:
+        raise UserFault("nothing to score. Give file=TEXT or questions=FILE")
     device, stride = probe(config.device).device, config.stride
     models = [load_checkpoint(path, config.which) for path in (config.checkpoint, config.versus) if path]
     for name, loaded in zip(_names(models), models, strict=True):

@@ -173,7 +173,8 @@ def advice(record: Record) -> str:
     remedies = to_type(record.config, record.command)
     if not heading.startswith("overfit"):
         remedies = [remedy for remedy in remedies if remedy == SIZED]
-    return ". ".join(filter(None, [why, f"Type {', or '.join(remedies)}" if remedies else ""]))
+    word = "Or type" if why.startswith("Type") else "Type"
+    return ". ".join(filter(None, [why, f"{word} {', or '.join(remedies)}" if remedies else ""]))
 
 
 def to_type(settings: Mapping[str, Any], command: str = "") -> list[str]:

@@ -23,7 +23,7 @@ from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import overrides
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, run_dir, run_number
 
-STATES = {COMPLETE: "complete", PRUNED: "pruned", RUNNING: "running", FAILED: "failed"}  # in the leaderboard's order
+STATES = {COMPLETE: "complete", PRUNED: "pruned", RUNNING: "unfinished", FAILED: "failed"}  # in the leaderboard's order
 SHOWN = 20  # rows of the table on the screen
 
 

@@ -181,6 +181,7 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
         (["file=text.txt", "file=paper"], "paper is a PDF document; wanted text"),
         (["file=text.txt", "questions=q.jsonl"], "line 1"),
         (["file=text.txt", "stride=9"], "stride=9"),
+        ([], "nothing to score. Give file=TEXT or questions=FILE"),
     ],
 )
 def test_a_file_that_can_not_be_scored_is_named_before_any_is_scored(place, tmp_path, monkeypatch, capsys, words, says):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,10 @@ def test_a_mixture_names_the_source_that_has_changed(texts):
     config = DataConfig("text", "a.txt", val_source="v.txt", dir="data")
     Path("v.txt").write_text("validation " * 99)
     prepared = module.prepare(config, TokenizerConfig("byte"))
+    Path("c.txt").write_text(Path("a.txt").read_text())  # equal tokens by another name
+    twin = module.prepare(replace(config, source="c.txt"), TokenizerConfig("byte"))
+    assert twin.folder != prepared.folder
+    assert module.changed_sources(config, twin) == []
     Path("v.txt").unlink()
     assert module.changed_sources(config, prepared) == [f"{os.path.abspath('a.txt')} or {os.path.abspath('v.txt')}"]
 

@@ -135,15 +135,17 @@ def test_runs_lists_the_best_of_a_text_first_and_the_settings_that_differ(finish
     run = finished
     other = shutil.copytree(run, run.with_name("a-worse-one"))
     config = (run / "config.yaml").read_text().replace("seed: 4242", "seed: 7").replace("  lr: 0.001", "  lr: 0.5")
-    (other / "config.yaml").write_text(config.replace("n_kv_head: 0", "n_kv_head: 1"))
+    (other / "config.yaml").write_text(
+        config.replace("n_kv_head: 0", "n_kv_head: 1").replace("n_layer: 4", "n_layer: 3")
+    )
     lines = (other / "metrics.jsonl").read_text().splitlines()
     (other / "metrics.jsonl").write_text("\n".join(lines[:-4]) + "\n")  # without the best validation
     (run / "events.jsonl").write_text('{"event": "finished"}\n{"event": "skipped"}\n')
     minigpt_command(["runs", str(run.parent)])
     head, first, second = capsys.readouterr().out.splitlines()
-    assert " ".join(head.split()) == "run text steps val/loss bits/byte state seed optimizer.lr model.n_kv_head"
+    assert " ".join(head.split()) == "run text steps val/loss bits/byte state seed model.n_layer optimizer.lr"
     cells = [[cell.strip() for cell in line.split("  ") if cell] for line in (first, second)]
-    best = ["200", "2.6418", "1.3209", "best", "finished", "4242", "0.001", "0"]
+    best = ["200", "2.6418", "1.3209", "best", "finished", "4242", "4", "0.001"]
     assert (cells[0][0], cells[0][2:]) == (run.name, best)
     assert (cells[1][0], cells[1][-4:-2]) == ("a-worse-one", ["interrupted at 160 of 2,000", "7"])
     with open(other / "run.lock", "a") as lock:

@@ -107,6 +107,13 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
 def test_a_run_needs_no_key():
     assert fault_of("sample", "runs/X").startswith("checkpoint='runs/X' does not exist")
     assert compose("report", ["runs/X"]).run_dir == "runs/X"
+    Path("runs/fables").mkdir(parents=True)
+    Path("runs/newer").mkdir()
+    os.utime("runs/fables", (1, 1))
+    os.utime("runs/newer", (2, 2))
+    assert fault_of("sample", "fable").endswith("Try checkpoint=runs/fables")
+    assert 'needs quotes: "two words"' in fault_of("sample", "runs/fables", "Once upon a time")
+    assert "Did you mean" not in fault_of("evaluate", "runs/fables", "file=runs")
     assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model; its key may be left out.")
     os.makedirs("runs/mine")
     assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")

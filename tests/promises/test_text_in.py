@@ -155,7 +155,7 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
     assert said[7:12] == [
         "data: reading 4 files, 6,233 bytes: 3 text (2 .txt, 1 .csv), 1 JSON lines (1 .jsonl)",
         "data: the text of a record is its 'text'; another key or column: data.key=KEY",
-        "data: CSV without a column 'text' is read as plain text; one column alone: data.key=COLUMN",
+        "data: CSV and JSON without 'text' are read as plain text; a column or key of records alone: data.key=NAME",
         "data: 1 documents are not UTF-8 and taken as bytes, bom.txt first",
         "data: 1 records without text are passed over, r.jsonl, line 3 first",
     ]

@@ -43,7 +43,7 @@ def finished(folder: Path) -> dict[str, int]:
             rows = list(csv.DictReader(file))
     except FileNotFoundError:
         return {}
-    return {row["run.dir"]: starts(Path(row["run.dir"])) for row in rows if row["state"] != "running"}
+    return {row["run.dir"]: starts(Path(row["run.dir"])) for row in rows if row["state"] != "unfinished"}
 
 
 def rows(folder: Path) -> int:

@@ -160,11 +160,14 @@ def changed_sources(data: DataConfig, prepared: Prepared) -> list[str]:
     names = short_names(data.mix)
     parts = [(_of_source(data, source), prepared.parts[name]) for name, source in names.items()] or [(data, prepared)]
     changed = []
+    folders = [path.parent for path in typed_path(data.dir).glob("*/prepared.json")]
     for settings, part in parts:
         if not settings.source or "://" in settings.source or (typed_path(settings.source) / "prepared.json").is_file():
             continue
+        made = map(read_prepared, [part.folder, *folders])  # several, if equal texts have several names
+        signatures = [facts.get("signature") for facts in made if facts.get("fingerprint") == part.fingerprint]
         with contextlib.suppress(UserFault):  # it is gone, or empty
-            if find_corpus(settings).signature == read_prepared(part.folder).get("signature"):
+            if find_corpus(settings).signature in signatures:
                 continue
         changed.append(" or ".join(display_name(name) for name in (settings.source, settings.val_source) if name))
     return changed

@@ -43,7 +43,8 @@ def _text_of(record: Any, options: ReadOptions) -> bytes:
         return (text or "").encode("utf-8", options.errors)
     texts = [name for name in record if isinstance(record[name], str)] if isinstance(record, dict) else []
     keys = " or ".join(f"data.key={key}" for key in texts[:5] or ["KEY"])
-    raise BadRecord(f"the record {json.dumps(record)[:60]} has no text under {options.key!r}. Name another key: {keys}")
+    wrong = f"the record {json.dumps(record)[:60]} has no text under {options.key!r}"
+    raise BadRecord(f"{wrong}. Name another key: {keys}; of conversations: data=chat")
 
 
 def records(file: File, separator: bytes, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:

@@ -116,10 +116,9 @@ class Corpus:
         lines = [*self.notes, reading]
         if kinds.keys() & NAMES.values() and not self.options.chat:
             lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
-        if any(end.startswith((".csv", ".tsv")) for end in kinds["text"]):
-            lines.append(
-                f"CSV without a column {self.options.key!r} is read as plain text; one column alone: data.key=COLUMN"
-            )
+        if any(end.startswith((".csv", ".tsv", ".json")) for end in kinds["text"]):
+            without = f"CSV and JSON without {self.options.key!r} are read as plain text"
+            lines.append(f"{without}; a column or key of records alone: data.key=NAME")
         return lines
 
 
