@@ -74,8 +74,7 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
             _read_setting(request, key, text)
         elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
             if words in request.values and not isinstance(request.values[words], list):
-                quotes = 'A text or name with blanks needs quotes: "two words"'
-                request.refuse(f"{shown(argument)} follows {words}={request.values[words]}. {quotes}.", words)
+                request.refuse(f'{shown(argument)} is a second {words}. Blanks need quotes: "two words".', words)
             else:
                 _read_setting(request, words, argument)
         elif not equals or name.startswith(("-", "~")):

@@ -157,13 +157,6 @@ def rewards_can_be_learned(
         yield f"objective=grpo learns what a model wrote, which model.dropout={dropout:g} changes. Use model.dropout=0."
 
 
-@rule("objective.name", "trainer.patience", "guard.spike_zscore")
-def rewards_are_not_losses(name: str, patience: int, zscore: float) -> Iterator[str]:
-    if name == "grpo" and (patience or zscore):
-        given = f"trainer.patience={patience} and guard.spike_zscore={zscore:g}"
-        yield f"objective=grpo is judged by rewards; {given} look at losses. Use 0 for both."
-
-
 @rule("objective.name", "objective.answers", "batch_tokens", "model.block_size")
 def groups_of_answers_are_whole(name: str, answers: int, batch_tokens: int, block_size: int) -> Iterator[str]:
     if name == "grpo" and batch_tokens % (answers * block_size):

@@ -41,15 +41,13 @@ def list_runs(folder: str) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings that decide the weights and differ between runs of the same text, those that vary most.
-
-    0 doesn't count: it stands for a width or number that another setting decides.
-    """
+    """Return the settings that decide the weights and differ between runs of the same text, those that vary most."""
     by_text = defaultdict[str, list[Mapping[str, Any]]](list)
     for config in configs:
         by_text[text_of(dict(config))].append(config)
     keys = [key for key, about in settings(TrainConfig).items() if about.role in ("weights", "schedule")]
     keys = [key for key in keys if key not in SAID]
+    # 0 doesn't count: it stands for a number that another setting decides.
     values = {key: max(len({str(c.get(key)) for c in alike} - {"0"}) for alike in by_text.values()) for key in keys}
     varied, usual = [key for key in keys if values[key] > 1], USUAL.split()
     return sorted(varied, key=lambda key: (key not in usual, -values[key]))[:MOST_COLUMNS]

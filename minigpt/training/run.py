@@ -170,8 +170,8 @@ def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:
     epochs = config.trainer.epochs
     if epochs is None:
         return config
-    steps_of_pass = 1 / prepared.train.passes(config.batch_tokens, config.model.block_size)
-    steps = math.ceil(round(epochs * steps_of_pass, 6))  # rounded: a whole number is not exact here
+    # Rounded first: a whole number of steps is not exact here.
+    steps = math.ceil(round(epochs / prepared.train.passes(config.batch_tokens, config.model.block_size), 6))
     return replace(config, trainer=replace(config.trainer, max_steps=steps))
 
 

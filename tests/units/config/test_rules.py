@@ -97,16 +97,6 @@ BROKEN = [
     ({"adapter.targets": "out,dwon", **LORA}, ["no 'dwon', but all, qkv, out, up, down."]),
     ({"adapter.targets": "q,qkv", **LORA}, ["the blocks have no 'q'", "but all, qkv, out"]),
     ({"objective.name": "grpo", "init.from": ".", "batch_tokens": 1024}, ["data=stdlib has none. Use data=tasks."]),
-    (
-        {
-            "objective.name": "grpo",
-            "init.from": ".",
-            "data.name": "tasks",
-            "data.mask_documents": True,
-            "trainer.patience": 2,
-        },
-        ["trainer.patience=2 and guard.spike_zscore=0 look at losses. Use 0 for both."],
-    ),
 ]
 
 
