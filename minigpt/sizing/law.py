@@ -33,7 +33,7 @@ class Constants:
     seen_power: float = 0.05
     overfit_power: float = 0.17
     floor: float = 0.3
-    factors: tuple[float, float, float] = (0.3573, 0.1441, 0.1904)
+    factors: tuple[float, float, float] = (0.3557, 0.1469, 0.1895)
 
 
 CONSTANTS = Constants()
@@ -58,6 +58,7 @@ SHAPES = (
     (2, 128, 256, 4096),
     (2, 128, 512, 4096),
     (2, 160, 512, 4096),
+    (2, 192, 512, 4096),
     (4, 160, 512, 4096),
     (4, 192, 512, 4096),
     (5, 224, 512, 8192),
