@@ -42,9 +42,8 @@ def _text_of(record: Any, options: ReadOptions) -> bytes:
     if isinstance(record, dict) and isinstance(text := record.get(options.key, 0), str | None):
         return (text or "").encode("utf-8", options.errors)
     texts = [name for name in record if isinstance(record[name], str)] if isinstance(record, dict) else []
-    keys = " or ".join(f"data.key={key}" for key in texts[:5] or ["KEY"])
-    wrong = f"the record {json.dumps(record)[:60]} has no text under {options.key!r}"
-    raise BadRecord(f"{wrong}. Name another key: {keys}; of conversations: data=chat")
+    keys = " or ".join(f"data.key={key}" for key in texts[:5] or ["KEY"]) + "; of conversations: data=chat"
+    raise BadRecord(f"the record {json.dumps(record)[:60]} has no text under {options.key!r}. Name another key: {keys}")
 
 
 def records(file: File, separator: bytes, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:
