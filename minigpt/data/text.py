@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from minigpt.data.readers import read
 from minigpt.data.readers.document import File, ReadOptions
-from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
+from minigpt.data.readers.plain import kind_of_binary
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
@@ -61,9 +61,9 @@ def read_text(path: Path, tokenizer: Tokenizer, options: ReadOptions, progress: 
             few tokens to predict one.
     """
     file = File(path, path.name)
-    if (kind := kind_of_binary(file, options.encoding)) and kind != HOLDS_NUL:
-        raise UserFault(f"{path} is {kind}; wanted text. Convert it to text first")
+    if kind := kind_of_binary(file, options.encoding):
+        raise UserFault(f"{path} is {kind}; wanted text, unpacked and converted")
     try:
         return encode_documents(tokenizer, (document.chunks for document in read(file, options)), progress)
     except UserFault as fault:
-        raise UserFault(f"{path}: {fault}") from None
+        raise UserFault(f"{path}: {str(fault).removeprefix(f'{path}: ')}") from None

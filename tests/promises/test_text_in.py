@@ -66,8 +66,11 @@ def test_records_of_any_format_are_whole_documents_on_a_side_that_follows_from_t
         write(folder / "b" / f"{number:02}.md", story)
     write(folder / "c" / "all.ndjson.gz", gzip.compress(rows(STORIES).encode()))
     write(folder / "d.txt", "\n<|endoftext|>\n".join(STORIES))
+    write(folder / "e.txt", "\n\n".join(STORIES))
     others = [made("b")[0], made("b/*.md")[0], made("c")[0], made("d.txt", separator="<|endoftext|>")[0]]
-    assert [set(documents(prepared)[1]) for prepared in others] == [set(val)] * 4
+    others.append(made("e.txt", separator=r"\n\n")[0])
+    assert [set(documents(prepared)[1]) for prepared in others] == [set(val)] * 5
+    assert any("of 5,768 bytes of 1 document:" in line for line in made(write(folder / "f", TEXT), separator="#")[1])
     assert any("59 times in the text, and is read as text. If it separates" in line for line in made("d.txt")[1])
     write(folder / "more.jsonl", rows([f"{story} Another." for story in STORIES] + STORIES * 2))
     train, more = documents(made("more.jsonl")[0])
@@ -79,6 +82,23 @@ def test_a_folder_is_prepared_once_however_it_is_spelled(folder):
     write(folder / "texts" / "a.txt", TEXT)
     spellings = ["texts", "texts/", "./texts", str(folder / "texts")]
     assert len({made(spelling)[0].folder for spelling in spellings}) == 1
+
+
+def test_a_pattern_stands_for_a_file_or_a_folder(folder):
+    for name in ("src/a.py", "src/A.TXT", "src/deep/b.py", "build/c.py", "d.py"):
+        write(folder / "t" / name, name)
+    write(folder / "runs" / "mine" / "metrics.jsonl", '{"step": 1}')
+
+    def read(source="t", **keys) -> list[str]:
+        return sorted(text for side in documents(made(source, val_fraction=0.3, **keys)[0]) for text in side if text)
+
+    assert read(exclude="build/") == read(exclude="BUILD") == ["d.py", "src/A.TXT", "src/a.py", "src/deep/b.py"]
+    assert read(include="src,*.none") == ["src/A.TXT", "src/a.py", "src/deep/b.py"]
+    assert read(include="*.txt,build") == ["build/c.py", "src/A.TXT"]
+    assert read(".", exclude="t/src") == ["build/c.py", "d.py"]  # not what a run wrote
+    assert read("t/d.py,t/src", exclude="d.py,*.TXT") == ["src/a.py", "src/deep/b.py"]
+    with pytest.raises(UserFault, match=r"data.source holds no text; left out 1 \(in data.exclude=d.py\)"):
+        made("t/d.py", exclude="d.py")
 
 
 def test_a_folder_with_one_book_is_cut_at_its_end(folder):

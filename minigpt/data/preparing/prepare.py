@@ -39,7 +39,7 @@ from minigpt.data.tokenizers.scheme import END_OF_TEXT, runs
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import read_json, write_json
 from minigpt.machine.cores import usable_cores
-from minigpt.screen import Progress, moving_line, size_text, tell
+from minigpt.screen import Progress, moving_line, number_of, size_text, tell
 
 PLAN = "plan.json"
 LEARN_BYTES = 1 << 11  # of training text, about, for each token of a BPE vocabulary that is learned from it
@@ -269,11 +269,11 @@ def _planned(
     plan = _plan_of(corpus, keys["val_fraction"], scans)
     for line in plan.notes:
         tell(f"data: {line}")
+    text = _training_text(plan, scans)
     if learns:
-        size = sum(len(block) for result in scans for _, _, block in result.sample)
-        tell(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(plan.counts['bytes'])}")
+        tell(f"data: learning {vocab_size:,} tokens from {size_text(sum(map(len, text)))} of training text")
     alphabet = set[str]().union(*(result.alphabet for result in scans))
-    train = ([block] for block in _training_text(plan, scans))
+    train = ([block] for block in text)
     tokenizer = given or build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=alphabet, train=train)
     tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
     (folder / UNITS).mkdir(exist_ok=True)
@@ -298,7 +298,7 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
     border = 1.0 if rule in ("source", "names") else fraction * HASHES
     if rule == "content" and not corpus.options.chat and not is_fair:
         rule = "tail"
-        share = f"{counts['val_bytes']:,} of {counts['bytes']:,} bytes"
+        share = f"{counts['val_bytes']:,} of {counts['bytes']:,} bytes of {number_of(counts['documents'], 'document')}"
         instead = "the text is cut near its end instead; data.val_source=FILE chooses what to validate on"
         notes.append(f"split by whole documents, validation has {share}: {instead}")
     if rule == "tail":

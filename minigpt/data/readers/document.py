@@ -16,9 +16,6 @@ from minigpt.redact import redact
 CHUNK_BYTES = 1 << 18  # small enough that a chunk stays in the processor's cache while it is worked on
 
 
-MAX_WINDOW_BYTES = 1 << 31  # of `zstd --long=31`, the longest that there is
-
-
 class BadFile(UserFault):
     """A file that can't be read as what it should be."""
 
@@ -36,7 +33,7 @@ def _zstd(path: Path, size: int) -> Iterator[bytes]:
         try:
             while piece := file.read(size):
                 while piece:
-                    frame = frame or zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+                    frame = frame or zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
                     yield frame.decompress(piece)
                     piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
         except zstandard.ZstdError as error:

@@ -12,7 +12,6 @@ DOCUMENT_HEAD_BYTES = 1 << 20  # of a document, by whose hash its side of the sp
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GUESS_BYTES = 1 << 15  # before and after a byte that is no UTF-8, by which its encoding is guessed
 COMMON = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949"]  # tried first
-HOLDS_NUL = "binary data: it holds NUL bytes"
 
 # The first bytes of files that are no text. What is not listed is known by its NUL bytes.
 _KINDS = {
@@ -32,7 +31,8 @@ def read_plain(file: File, options: ReadOptions, begin: int = 0, end: int | None
         head = next(file.chunks(size=DOCUMENT_HEAD_BYTES), b"") if begin else None
         yield Document(file.label, _utf8(file, options, file.chunks(begin, end), begin), head)
         return
-    for offset, record in records(file, options.separator.encode(options.encoding), begin, end):
+    separator = options.separator.replace("\\r", "\r").replace("\\n", "\n")  # as one types them
+    for offset, record in records(file, separator.encode(options.encoding), begin, end):
         text = record.strip(b"\r\n") if options.encoding == "utf-8" else record
         yield Document(f"{file.label}, byte {offset:,}", _utf8(file, options, iter([text]), offset))
 
@@ -62,8 +62,10 @@ def kind_of_binary(file: File, encoding: str) -> str:
     if file.suffix == ".parquet":
         return ""  # its reader says what is wrong with it
     head = next(file.chunks(size=HEAD_BYTES), b"")[:HEAD_BYTES]
+    if file.address and not file.suffix.startswith(".htm") and head.lstrip()[:14].lower() == b"<!doctype html":
+        return "a web page about the file, not the file itself"
     kind = next((kind for start, kind in _KINDS.items() if head.startswith(start)), "")
-    return kind or (HOLDS_NUL if b"\0" in head and encoding == "utf-8" and not head.startswith(UTF16) else "")
+    return kind or "binary data: it holds NUL bytes" * (b"\0" in head and encoding == "utf-8" and head[:2] not in UTF16)
 
 
 def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place: str = "") -> BadFile:
@@ -76,10 +78,11 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
     sample = error.object[max(0, error.start - GUESS_BYTES) : error.start + GUESS_BYTES]
     sample = sample[: sample.rfind(b"\n") + 1] or sample  # whole characters
     damaged, high = sample.decode("utf-8", "replace").count("\ufffd"), sum(byte > 127 for byte in sample)
-    guess = "cp1252"
     if next(file.chunks(size=HEAD_BYTES), b"").startswith(UTF16):
-        guess = "utf-16"
-    elif high > 10 * damaged:
+        remedy = f"Type data.encoding=utf-16 (for all files), write it as UTF-8, or {file.remedy} to leave it out"
+        return BadFile(f"{wrong}. {remedy}")
+    guess = "cp1252"
+    if high > 10 * damaged:
         guess = ""  # UTF-8 with some bad bytes
     elif high > len(sample) / 200 and (
         match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()

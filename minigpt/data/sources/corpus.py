@@ -33,8 +33,7 @@ from minigpt.screen import Progress, number_of, size_text
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-_ROWS = ("jsonl", "ndjson", "JSONL", "NDJSON")
-CONVERSATIONS = ",".join(f"*.{end}{packing}" for end in _ROWS for packing in ("", ".gz", ".zst"))  # of a folder
+CONVERSATIONS = "*.jsonl,*.jsonl.*,*.ndjson,*.ndjson.*"  # of a folder
 
 # Words in the names of a split that somebody made, and the form of such a file name without its ending.
 # Source: https://huggingface.co/docs/datasets/repository_structure, "Keywords"; the hash: `push_to_hub` until 2023.
@@ -173,7 +172,7 @@ def look_inside(corpus: Corpus) -> Corpus:
         if tokens:
             why = why or ("" if file in tokens or file.is_named else beside)
         elif not why and (why := _content_to_skip(file, corpus.options.encoding)) and file.is_named:
-            raise UserFault(f"data.source={file} is {why}; wanted text. Convert it to text first")
+            raise UserFault(f"{file} is {why}; wanted text, unpacked and converted")
         files.append(replace(file, left_out=why))
         progress(1)
     rule = "tokens" if tokens else corpus.rule

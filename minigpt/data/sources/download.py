@@ -138,5 +138,6 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _gone(url: str, error: Exception) -> SourceGone:
-    reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+    cause = error.__cause__ or error  # fsspec calls whatever a web server refuses a FileNotFoundError
+    reason = redact(" ".join(f"{type(cause).__name__}: {cause}".split()))[:300]
     return SourceGone(f"data.source={redact(url)} can't be read: {reason}. Check the address, or fetch it yourself")

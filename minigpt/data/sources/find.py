@@ -7,7 +7,7 @@ import fnmatch
 import glob
 import os
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from minigpt.config.schema import DataConfig
 from minigpt.config.sources import expand, is_url, split_list
@@ -55,23 +55,24 @@ def _files_at(key: str, place: str, data: DataConfig, prefix: str) -> list[File]
             raise UserFault(f"data.{key}={path} is data.dir itself. Name another place for the tokens: data.dir=DIR")
         files = _walk(path, prefix, data_dir)
     elif path.is_file():
-        return [replace(local_file(path, path.name), is_named=True)]
+        files = [replace(local_file(path, path.name), is_named=True)]
     else:
         files = _globbed(path, data_dir)
         if all(file.left_out for file in files):
             raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
-    files = [replace(file, left_out=file.left_out or _pattern_to_skip(file.label, data)) for file in files]
+    files = [replace(file, left_out=file.left_out or _pattern_to_skip(file, data)) for file in files]
     return sorted(files, key=lambda file: os.fsencode(file.label))
 
 
-def _pattern_to_skip(label: str, data: DataConfig) -> str:
-    """Return why a file with this label is not read, or ""."""
+def _pattern_to_skip(file: File, data: DataConfig) -> str:
+    """Return why a file is not read, or "". A pattern stands for a path or a name, of the file or of a folder above."""
 
     def matches(patterns: str) -> bool:
-        names = (label, label.rpartition("/")[2])
-        return any(fnmatch.fnmatch(name, pattern.strip()) for name in names for pattern in patterns.split(","))
+        path = PurePath(file.label.lower())
+        names = (*path.parts, *map(str, (path, *path.parents)))
+        return any(fnmatch.fnmatch(name, end.strip(" /").lower()) for name in names for end in patterns.split(","))
 
-    if data.include and not matches(data.include):
+    if data.include and not file.is_named and not matches(data.include):
         return f"not in data.include={data.include}"
     return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
 
@@ -109,6 +110,7 @@ def _walk(root: Path, prefix: str, data_dir: Path) -> list[File]:
         for name in list(folders):
             path = Path(parent, name)
             other = "a link to a folder" if path.is_symlink() else "installed packages" if name in INSTALLED else ""
+            other = other or ("a run of minigpt" if (path / "metrics.jsonl").exists() else "")
             if why := "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else other:
                 add(path, why)
                 folders.remove(name)

@@ -87,7 +87,7 @@ def test_only_messages_become_roles(talks):
 def test_conversations_in_parquet_are_refused_with_the_format_that_is_read(tmp_path):
     (tmp_path / "talks.parquet").write_bytes(b"PAR1\x15\xfc\n")
     data = DataConfig(name="chat", source=str(tmp_path / "talks.parquet"), dir=str(tmp_path / "data"))
-    with pytest.raises(UserFault, match="Write JSON lines, not Parquet"):
+    with pytest.raises(UserFault, match="write JSON lines, not Parquet"):
         prepare(data, TokenizerConfig("byte"))
 
 

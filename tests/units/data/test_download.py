@@ -37,6 +37,34 @@ class Server(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class Pages(http.server.BaseHTTPRequestHandler):
+    """Serves a page that shows a file, as code hosts do, and refuses another one."""
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        page = b"\n<!DOCTYPE html><title>a.txt</title>"
+        self.send_response(503 if "refused" in self.path else 200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page * (self.command == "GET"))
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(("name", "says"), [("a.txt", "is a web page about the file"), ("refused", "503")])
+def test_a_page_about_a_file_and_a_refusal_are_named(folder, name, says):
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("fsspec")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(UserFault, match=says):
+            made(f"http://127.0.0.1:{server.server_port}/{name}")
+        server.shutdown()
+
+
 @pytest.mark.parametrize("parts", [True, False])
 def test_a_download_that_broke_off_goes_on_where_it_stopped(folder, monkeypatch, parts):
     pytest.importorskip("aiohttp")

@@ -16,7 +16,7 @@ def test_few_tokens_are_learned_from_a_part_of_a_large_text(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"line {n} and {n * n}\n" for n in range(60_000)))
     data = DataConfig("text", str(tmp_path / "a.txt"), dir=str(tmp_path / "data"))
     prepared, said = printed(lambda: prepare(data, TokenizerConfig("bpe", vocab_size=300)))
-    learned = re.search(r"learning 300 tokens from (\d+),\d+ bytes of 1.5 MB", "\n".join(said))
+    learned = re.search(r"learning 300 tokens from (\d+),\d+ bytes of training text", "\n".join(said))
     assert 400 < int(learned[1]) < 800  # about 2,048 bytes for each token
     assert prepared.tokenizer.vocab_size == 300
 
