@@ -96,8 +96,8 @@ def texts_are_there(
     elif not mix and name in ("text", "chat") and not source:
         yield f"data={name} needs your {'text' if name == 'text' else 'conversations'}. Add data.source=FILE_OR_DIR."
     elif not mix and name not in ("text", "chat") and (val_source or (source and name != "shakespeare_char")):
-        choices = "experiment=text (about a minute), budget=20min (sized for your time), or data=text"
-        remedy = f"To train on your text, add {choices} (with settings of your own)."
+        choices = "experiment=text (about a minute) or budget=20min (sized for your time)"
+        remedy = f"To train on your text, add {choices}; of other commands, and with settings of your own, data=text."
         yield f"data={name} would ignore data.source and data.val_source. {remedy}"
     for source, share in mix.items():
         if not share > 0:
@@ -267,13 +267,6 @@ def trainings_are_alike(budget: str | None, _: object) -> Iterator[str]:
 
 
 # --- the server ---
-
-
-@rule("hosts")
-def hosts_are_names(hosts: list[str]) -> Iterator[str]:
-    for host in hosts:
-        if "*" in host.removeprefix("*.") and host != "*":  # starlette would answer no request at all
-            yield f"hosts={shown(host)[1:-1]}: a star stands for what is before a name only. Use NAME or *.NAME."
 
 
 @rule("host", "token_file")

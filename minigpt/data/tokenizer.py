@@ -24,7 +24,7 @@ from minigpt.config.convert import shown
 from minigpt.data.chat.template import ChatTemplate
 from minigpt.data.tokenizers import TOKENIZERS
 from minigpt.data.tokenizers.file import FileEncoder, Rules, read_vocabulary, tokens_of
-from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, Scheme
 from minigpt.faults import UserFault
 
 FORMAT = "minigpt-tokenizer"
@@ -72,7 +72,6 @@ class Tokenizer:
         self.names = {token: word for word, token in self.special.items()}
         self.vocab_size = len(self._table)
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
-        self._bytes_alone = self._given == SINGLE_BYTES
         self._prefix: bytes = getattr(self._encoder, "prefix", b"")  # put before each text by the encoder
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -122,8 +121,6 @@ class Tokenizer:
         tokens = np.asarray(tokens, dtype=np.int64)
         if (strange := tokens[(tokens < 0) | (tokens >= self.vocab_size)]).size:
             raise ValueError(f"token {strange[0]} is outside the {self.name} tokenizer's {self.vocab_size:,} tokens")
-        if self._bytes_alone:  # three times as many tokens as bpe has for a text, so worth a path of its own
-            return tokens[tokens < len(SINGLE_BYTES)].astype(np.uint8).tobytes()
         return b"".join(map(self._table.__getitem__, tokens.tolist())).removeprefix(self._prefix)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.integer]) -> str:

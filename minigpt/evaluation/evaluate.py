@@ -65,9 +65,11 @@ def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenS
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
-            options = ReadOptions(codecs.lookup(config.encoding).name, config.errors, raw, config.text_key)
-            progress = Progress(f"reading {path}", file.stat().st_size)
-            texts[tokenizer.hash] = read_text(file, tokenizer, options, progress)
+            encoding = codecs.lookup(config.encoding).name
+            options = ReadOptions(encoding, config.errors, raw, config.text_key, separator=config.separator)
+            texts[tokenizer.hash] = read_text(
+                file, tokenizer, options, Progress(f"reading {path}", file.stat().st_size)
+            )
     return [texts[loaded.tokenizer.hash] for loaded in models]
 
 

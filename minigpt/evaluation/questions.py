@@ -82,7 +82,7 @@ def read_questions(path: Path) -> list[Question]:
             try:
                 questions.append(_question(json.loads(line)))
             except (ValueError, TypeError, AttributeError, BadRecord) as error:
-                raise UserFault(f"{path}, line {number:,}: {error}") from None
+                raise UserFault(f"{path}, line {number:,}: {error}. Wanted: a JSON object a line") from None
     if not questions:
         raise UserFault(f"{path} holds no question; wanted JSON lines (docs/EVALUATION.md)")
     return questions

@@ -112,9 +112,8 @@ def test_a_run_needs_no_key():
     os.utime("runs/fables", (1, 1))
     os.utime("runs/newer", (2, 2))
     assert fault_of("sample", "fable").endswith("Try checkpoint=runs/fables")
-    assert 'is a second checkpoint. Blanks need quotes: "two words".' in fault_of(
-        "sample", "runs/fables", "Once upon a time"
-    )
+    second = fault_of("sample", "runs/fables", "Once upon a time")
+    assert 'is a second checkpoint. Blanks need quotes: "two words". Or type prompt=...' in second
     assert "Did you mean" not in fault_of("evaluate", "runs/fables", "file=runs")
     assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model; its key may be left out.")
     os.makedirs("runs/mine")

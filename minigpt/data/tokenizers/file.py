@@ -135,7 +135,8 @@ def read_vocabulary(path: Path, eot: str | None = None) -> tuple[list[bytes], Ru
     try:
         return _vocabulary(file, config, eot)
     except Exception as error:  # the library `tokenizers` raises no other
-        why = f"{type(error).__name__}: {error}"
+        own = "it is minigpt's own; minigpt export writes one into its folder"
+        why = own if "format" in file else f"{type(error).__name__}: {error}"
         raise UserFault(f"{path} can't be used as a tokenizer.json in Hugging Face's format: {why}") from None
 
 
@@ -149,8 +150,7 @@ def _vocabulary(file: dict[str, Any], config: dict[str, Any], eot: str | None) -
         wrong = "nothing says which of its added tokens ends a text"
         raise ValueError(f"{wrong}: tokenizer.eot=TOKEN; it has {', '.join([*added][:12]) or 'none'}")
     added[eot]["special"] = True
-    if "dropout" in file["model"]:
-        file["model"]["dropout"] = None
+    file["model"].pop("dropout", None)
     library = open_library(json.dumps(file))
     content = library.to_str()
     tokens, special = tokens_of(content)
