@@ -153,7 +153,8 @@ def test_a_preempted_job_and_one_out_of_time_go_on_to_the_same_bytes(slurm, tmp_
 
 
 def test_a_time_limit_queues_the_job_again(slurm, tmp_path):
-    job = Job(tmp_path, "trainer.max_steps=10000000", options=("--time=2", "--signal=USR1@90"))
+    words = ("trainer.max_steps=10000000", "trainer.compile=off")  # it trains before the signal, after half a minute
+    job = Job(tmp_path, *words, options=("--time=2", "--signal=USR1@90"))
     wait_for(job.is_training)
     wait_for(lambda: job.facts["Restarts"] == "1")
     wait_for(lambda: job.facts["JobState"] == "PENDING")
