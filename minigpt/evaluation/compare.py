@@ -251,8 +251,8 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
     """Return which side is better and by how much, or what it would take to tell: so many times as `more`."""
     half, here = between.half_width(level), " on this very text" * (between.text_variance is None)
     if half is None:
-        advice = "more documents drawn at random, or several seeds a side, may decide it"
-        return f"cannot tell: {b} - {a} = {between.value:.4f} {unit}{here}; {advice}"
+        advice = "whether elsewhere, too, more documents drawn at random, or several seeds a side, may decide"
+        return f"{b if between.value < 0 else a} is better by {abs(between.value):.4f} {unit}{here}; {advice}"
     if abs(between.value) > half:
         return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}{here}"
     if between.value == 0:
