@@ -6,6 +6,7 @@ import math
 import shlex
 import statistics
 import warnings
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,14 @@ def winner(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
         return ""
     words = overrides(ranked[0].params)
     line = f"Best       {' '.join(words)}: {sweep.config.sweep.metric} {ranked[0].value:.4f}"
-    if len(ranked) > 1:
-        first, second = ([str(run_dir(sweep, t, place)) for place in range(sweep.config.seeds)] for t in ranked[:2])
-        sides = shlex.join([*first, *(["vs"] if len(first) > 1 else []), *second])
-        line += f"; the next has {ranked[1].value:.4f}. Is that sure?\n  {typed('compare')} {sides}"
+    sides = defaultdict[str, list[FrozenTrial]](list)  # trials that differ by their seeds alone
+    for trial in ranked:
+        sides[str(sorted(item for item in trial.params.items() if item[0] != "seed"))].append(trial)
+    if len(sides) > 1:
+        pair, seeds = [*sides.values()][:2], range(sweep.config.seeds)
+        first, second = ([str(run_dir(sweep, trial, n)) for trial in side for n in seeds] for side in pair)
+        runs = shlex.join([*first, *(["vs"] if len(first + second) > 2 else []), *second])
+        line += f"; the next has {pair[1][0].value:.4f}. Is that sure?\n  {typed('compare')} {runs}"
     # A grid's training has the run's own name, so that this one needs another.
     words += [f"run.dir={run_dir(sweep, ranked[0], 0)}-again"] if sweep.runs else []
     return f"{line}\nTrain the best again:\n  {typed('train')} {shlex.join(redact_arguments([*sweep.shared, *words]))}"

@@ -46,6 +46,8 @@ class Sweep:
 def read_grid(arguments: list[str], train: list[str]) -> Sweep:
     """Return the sweep of `train -m`: a grid of the listed values, each trial in the run directory of its settings."""
     shared, lists = split_lists(arguments)
+    if not lists:
+        raise UserFault("-m has no list: optimizer.lr=1e-3,3e-3 or seed=range(1,4). Paths and texts can't be listed")
     known = settings(TrainConfig)
     space = {
         key: {"choices": [value_from_text(known[key].kind, text) if key in known else text for text in texts]}

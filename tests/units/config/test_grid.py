@@ -39,6 +39,7 @@ def test_what_lists_nothing_stays_as_it_is(argument):
     ("words", "says"),
     [
         (["seed=1,2", "run.dir=here"], "Leave out run.dir"),
+        (["data.source=a.txt,b.txt"], "-m has no list"),
         (["seed=1,1"], "values that are there twice"),
         (["seed=1,-2"], "At seed=-2: seed must be at least 0"),
         (["seed=1,x"], "a choice must be a whole number"),
