@@ -33,8 +33,5 @@ def redact_values(plain: Any) -> Any:
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command line without secrets."""
-    words = []
-    for word in arguments:
-        name, equals, _ = word.partition("=")
-        words.append(f"{name}={REDACTED}" if equals and _SECRET_NAME.search(name) else redact(word))
-    return words
+    parts = [(word, *word.partition("=")) for word in arguments]
+    return [f"{name}={REDACTED}" if eq and _SECRET_NAME.search(name) else redact(word) for word, name, eq, _ in parts]

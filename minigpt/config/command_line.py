@@ -6,6 +6,7 @@ quotes and braces mean nothing special.
 
 import os
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,8 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
     if len(right) == 1:
         return f"{wrong} Type {right[0]}={value}"
     if "data.source" in known and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
-        return f"{wrong} Type {'experiment' if 'experiment' in groups else 'data'}=text data.source={redact(name)}"
+        data = "experiment=text" if "experiment" in groups else "data=text"
+        return f"{wrong} Type {data} data.source={shlex.quote(redact(name))}"
     return f"{wrong} " + (f"Did you mean {' or '.join(meant)}?" if meant else _unknown(request, bare))
 
 

@@ -234,7 +234,7 @@ def _help_page(request: Request, chosen: Mapping[str, Any]) -> str:
             lines += ["", *_wrapped(heading, 4), *_wrapped(f"  {section}={choices}" if choices else "", 4)]
         value = chosen.get(key, known[key].default)
         start = f"  {key}={value if isinstance(value, str) else json.dumps(value)}"
-        kind, column = in_words(known[key].kind), 30 if short else 40
+        kind, column = in_words(str if known[key].literal else known[key].kind), 30 if short else 40
         kind = f"({kind}) " if not short or kind.startswith("one of") else ""
         lines += _wrapped(f"{start:<{column - 1}} {kind}{known[key].meaning}".rstrip(), column)
     return "\n".join(lines)

@@ -128,7 +128,7 @@ class ScheduleConfig:
 class TrainerConfig:
     """How long to train, and on what. `auto` is decided by config and hardware, then kept by the run."""
 
-    max_steps: int | None = setting(2000, "optimizer steps", "schedule", aka="max_iters", low=1)
+    max_steps: int | None = setting(2000, "optimizer steps", "schedule", aka="max_iters steps", low=1)
     max_tokens: int | None = setting(None, "tokens to train on; overrides max_steps", "schedule", low=1, high=10**18)
     epochs: float | None = setting(
         None, "passes over the training text; overrides max_steps", "schedule", aka="max_epochs", above=0, high=10**6
@@ -261,7 +261,9 @@ class TrainConfig:
         None, "time for the whole command (90s, 20min, 8h), which sizes the model and its training", "schedule"
     )
     seed: int = setting(1337, "weights, data order and dropout follow from it", "weights", low=0, high=2**32 - 1)
-    batch_tokens: int = setting(4096, "tokens per step, on all devices", "weights", aka="batch_size", low=1, high=2**40)
+    batch_tokens: int = setting(
+        4096, "tokens per step, on all devices", "weights", aka="batch_size batch", low=1, high=2**40
+    )
     experiment: str = setting("default", "name of the chosen experiment; the run directory carries it", "watch")
     model: ModelConfig = field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -341,13 +343,13 @@ class SampleConfig(Writer, ModelRef):
     adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", model=True)
     prompt: list[str] = setting([], "may be given several times: a batch", "watch", aka="start", literal=True)
     prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", file=True)
-    max_new_tokens: int = setting(256, "tokens to write per sample", "watch", low=1)
+    max_new_tokens: int = setting(256, "tokens to write per sample", "watch", aka="max_tokens length", low=1)
     temperature: float = setting(0.8, "0 = greedy", "watch", low=0)
     top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)
     top_p: float = setting(1.0, "keep the smallest set this likely (nucleus); 1 = off", "watch", above=0, high=1)
     min_p: float = setting(0.0, "drop tokens below this part of the likeliest; 0 = off", "watch", low=0, high=1)
     repetition_penalty: float = setting(1.0, "> 1: tokens used before get rarer (CTRL); 1 = off", "watch", above=0)
-    num_samples: int = setting(1, "samples per prompt", "watch", low=1)
+    num_samples: int = setting(1, "samples per prompt", "watch", aka="n num", low=1)
     seed: int = setting(1337, "randomness follows from seed, sample and position", "watch", low=0, high=2**32 - 1)
     stop: list[str] = setting([], "JSON list of strings; writing ends before the first", "watch")
     stream: bool = setting(True, "print text as it is made (one prompt, one sample)", "watch")

@@ -132,7 +132,7 @@ def trend(rows: list[Row]) -> tuple[str, str]:
         steps, losses = column(rows, "train/loss")
         earlier, after = losses[steps <= best["step"]][-FEW:], losses[-FEW:]
         rose = f"Validation rose from {best['val/loss']:.3f} to {last['val/loss']:.3f}"
-        if len(earlier) and after.mean() < earlier.mean():
+        if len(earlier) and after.mean() < min(earlier.mean(), last["val/loss"]):
             why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept"
             return f"overfit after step {best['step']:,}: more text would help, more steps would not", why
         return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
@@ -168,6 +168,8 @@ def advice(record: Record) -> str:
     heading, why = trend(record.rows)
     if "budget=" in record.command:  # it sets the steps
         why = why.replace("trainer.max_steps=N for more", "a longer budget: minigpt plan shows what it would buy")
+    limit = last_turn(record).get("reason")
+    why = why.replace("max_steps", limit) if limit in ("max_tokens", "epochs", "max_minutes") else why
     if heading not in verdict(record):
         return ""
     remedies = to_type(record.config, record.command)

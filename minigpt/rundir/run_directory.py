@@ -88,13 +88,6 @@ class RunDirectory:
         wrong = f"run.dir={self.path} can't be written: {error.strerror or error}. Its checkpoints are untouched"
         return StorageFailure(f"{wrong}. Free some space or choose another run.dir; then run the same command again")
 
-    def refuse_other_files(self) -> None:
-        """Refuse a folder without config.yaml that holds rows or checkpoints, which a new run would replace."""
-        for name in ("metrics.jsonl", "checkpoints/step-*"):
-            if next(self.path.glob(name), None):
-                wrong = f"run.dir={self.path} holds {name}, but no config.yaml, so it is no run that could be continued"
-                raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
-
     def read_json(self, name: str) -> Any:
         """Return the content of a JSON file of the run, or None if there is no such file."""
         return read_json(self.path / name) if (self.path / name).exists() else None

@@ -18,7 +18,7 @@ START_SECONDS = 6.0  # from typing `train` to the choice of a size
 
 def plan_budgets(config: PlanConfig, measure: Measure, pilot: Pilot) -> str:
     """Return a table with a row for each budget; draw it beside the prepared text."""
-    budgets = sorted(str(config.budget).split(","), key=lambda budget: seconds_of(budget) or 0.0)
+    budgets = sorted(map(str.strip, str(config.budget).split(",")), key=lambda budget: seconds_of(budget) or 0.0)
     dial = Dial(config, find_device(config).device, measure, pilot, PATIENCE, Processes())
     is_free = "vocab_size" not in dial.fixed
     prepared, text = dial.read(0.8 * (seconds_of(budgets[0]) or 0.0))

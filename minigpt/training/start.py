@@ -27,7 +27,6 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     run = RunDirectory(path, writes=False)
     saved = run.saved_config()
     if saved is None:
-        run.refuse_other_files()
         return []
     derived = "trainer.max_steps" if config.trainer.epochs else None
     changes = [change for change in differences(saved, config) if change.key != derived]

@@ -79,6 +79,8 @@ def test_the_api_names_the_same_faults():
         (["--epochs", "3"], "Type trainer.epochs=3"),
         (["--experiment", "text"], "key=value, no dashes. Type experiment=text"),
         (["gpt2"], "key=value, no dashes. Did you mean model=gpt2 or tokenizer=gpt2?"),
+        (["my texts/book.txt"], "Type experiment=text data.source='my texts/book.txt'"),
+        (["batch=5"], "Here it is batch_tokens"),
         (["texts/book.txt"], "key=value, no dashes. Type experiment=text data.source=texts/book.txt"),
         (["hydra.run.dir=x"], "No setting 'hydra.run.dir'. Did you mean 'run.dir'?"),
         (["data.encoding=${oc.env:HOME}"], "data.encoding='${oc.env:HOME}' is not a text encoding"),

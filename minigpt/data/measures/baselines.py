@@ -47,7 +47,7 @@ def baselines(prepared: Prepared) -> list[Baseline]:
         kept = read_json(path)
         if kept["fingerprint"] == prepared.fingerprint and "repeats" in kept["rows"][-2]:
             return kept["rows"]
-    tell("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
+    tell("Measuring the baselines of this text: models that only count or copy (once for a text)")
     rows = _measure(prepared.train, prepared.val)
     with contextlib.suppress(OSError):
         write_json(path, {"fingerprint": prepared.fingerprint, "rows": rows})

@@ -3,9 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import Any
 
 END_OF_TEXT = "<|endoftext|>"
 SINGLE_BYTES = [bytes([b]) for b in range(256)]
@@ -17,22 +15,13 @@ NO_SPACE = rb"[!-~\x8b-\x9e\xa1-\xa7\xaa-\xae\xb0-\xbf]"
 GPT2_BORDER = re.compile(rb"(?s).*" + NO_SPACE + rb"(?=[ \n\r\t])")  # matches up to the last place to cut at
 
 
-class Encoder(Protocol):
-    """Cuts text into the tokens of a vocabulary."""
-
-    def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Cut a text into pieces that can be encoded one by one: see `Tokenizer.runs`."""
-
-    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Yield the tokens of one text that comes in chunks, cut anywhere; they don't depend on the cuts."""
-
-
 @dataclass(frozen=True)
 class Scheme:
     """Describes a kind of tokenizer: how it gets a vocabulary, and what encodes with one.
 
     Attributes:
-        encoder: makes the encoder of a vocabulary, perhaps read from a file. ValueError: it can't encode with that.
+        encoder: makes the encoder of a vocabulary, perhaps read from a file: an object with `runs` and `encode_chunks`
+            of `Tokenizer`. ValueError: it can't encode with that.
         vocabulary: (vocab_size, alphabet, train) -> the bytes of each token, end-of-text not among them; from the
             number of tokens wanted, the characters of the whole text, and the training documents as chunks of bytes.
         min_vocab_size: least value of `tokenizer.vocab_size`; 0 if that setting has no effect.
@@ -42,7 +31,7 @@ class Scheme:
         pattern: the regular expression that splits text into words first, stored with the vocabulary.
     """
 
-    encoder: Callable[..., Encoder]
+    encoder: Callable[..., Any]
     vocabulary: Callable[[int, Iterable[str], Iterable[Iterable[bytes]]], list[bytes]]
     min_vocab_size: int = 0
     needs_alphabet: bool = False

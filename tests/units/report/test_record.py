@@ -38,6 +38,7 @@ def record_of(folder, losses, event="finished", train=(3.0, 2.0, 1.0, 0.5), limi
             "1.500 bits per byte, worse than 7-gram (1.500), better than xz (2.000), overfit after step 20",
         ),
         ((5, 3, 4, 5), {"train": (3, 2, 3, 4)}, "xz (2.000), risen after step 20"),
+        ((5, 3, 4, 5), {"train": (9, 8, 7, 6)}, "xz (2.000), risen after step 20"),  # it knows nothing by heart
         ((5, 4, 3, 2.5), {"baselines": ()}, "1.250 bits per byte, still falling"),
         ((5, 4), {"event": "stopped", "limit": 480}, "stopped at 41 of 480: 2.000 bits per byte, worse than 7-gram"),
         ((5, 4), {"event": "began", "limit": 480}, "unfinished at 41 of 480: 2.000 bits per byte"),
@@ -70,6 +71,9 @@ def test_a_trend_names_what_to_type(tmp_path):
     sized = record_of(tmp_path / "sized", (5, 4, 3, 2))
     sized.command = "minigpt train data.source=a.txt budget=1min"
     assert advice(sized) == "Type a longer budget: minigpt plan shows what it would buy"
+    ended = record_of(tmp_path / "ended", (5, 4, 3, 2))
+    ended.events[0]["reason"] = "epochs"
+    assert advice(ended).startswith("Type trainer.epochs=N for more")
     decayed = {"optimizer.weight_decay": 4.0}
     assert to_type(decayed, "minigpt train budget=30s") == []
     assert to_type({"data.name": "chat"}) == ["optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"]
