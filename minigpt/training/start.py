@@ -27,6 +27,8 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     run = RunDirectory(path, writes=False)
     saved = run.saved_config()
     if saved is None:
+        if (path / "metrics.jsonl").exists():  # which a new run would replace
+            raise UserFault(f"run.dir={path} holds metrics.jsonl, but no config.yaml. Choose another run.dir")
         return []
     derived = "trainer.max_steps" if config.trainer.epochs else None
     changes = [change for change in differences(saved, config) if change.key != derived]

@@ -121,7 +121,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(run, capsys)
 def test_what_lies_in_a_folder_without_a_config_is_left_alone(run):
     run.path.mkdir()
     (run.path / "metrics.jsonl").write_text('{"step": 5, "reward": 1}\n')
-    with pytest.raises(UserFault, match=r"holds metrics\.jsonl, but no config\.yaml.*Choose another run\.dir"):
+    with pytest.raises(UserFault, match=r"holds metrics\.jsonl, but no config\.yaml\. Choose another run\.dir"):
         run()
     assert (run.path / "metrics.jsonl").read_text() == '{"step": 5, "reward": 1}\n'
 
