@@ -24,7 +24,6 @@ from minigpt.sizing.law import (
     far,
     heads_of,
     terms,
-    usual_density,
 )
 
 HERE = Path(__file__).parent
@@ -90,7 +89,7 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
         is_today = float(row["lr"]) < 0.015 and few
         if row["init"] == "induction" and (row["note"] == "pilot" or is_today):
             size, text = size_of(row), texts[row["text"]]
-            text = replace(text, density=size.passes * text.bytes / size.tokens / usual_density(size.vocab_size))
+            text = replace(text, density=size.passes * text.bytes / text.bytes_of(size.tokens, size.vocab_size))
             deviation = float(np.log(float(row["bits"]) / bits_per_byte(text, size, by)))
             deviations.setdefault((row["text"], row["note"]), []).append((size.steps, deviation))
     others = [(name, y) for (name, note), rows in deviations.items() if note != "pilot" for _, y in rows]

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -296,3 +297,12 @@ def test_the_picture_of_the_house_is_true():
         path.name for folder in ("minigpt", "scripts", "docs", "tests") for path in (ROOT / folder).rglob("*.py")
     }
     assert sorted(set(re.findall(r"\b\w+\.py\b", picture)) - existing) == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.name)
+def test_a_benchmark_imports_what_is_there(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minigpt"):
+            module = importlib.import_module(node.module)
+            names = [name.name for name in node.names if f"{node.module}.{name.name}" not in MODULES]
+            assert not [name for name in names if not hasattr(module, name)]
