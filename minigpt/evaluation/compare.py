@@ -250,14 +250,14 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
 def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL, more: str = "much text") -> str:
     """Return which side is better and by how much, or what it would take to tell: so many times as `more`."""
     half, here = between.half_width(level), " on this very text" * (between.text_variance is None)
+    if between.value == 0:
+        return f"{a} and {b} are equal{here}"
     if half is None:
         advice = "whether elsewhere, too, more documents drawn at random, or several seeds a side, may decide"
         return f"{b if between.value < 0 else a} is better by {abs(between.value):.4f} {unit}{here}; {advice}"
     if abs(between.value) > half:
         return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}{here}"
-    if between.value == 0:
-        advice = "they are equal"
-    elif between.seed_variance is None:
+    if between.seed_variance is None:
         times = max(1.1, (half / abs(between.value)) ** 2)
         advice = f"about {times:.2g} times as {more} would decide it" if times < 100 else "they are nearly equal"
     elif missing := between.seeds_missing(level):

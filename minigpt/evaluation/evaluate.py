@@ -67,9 +67,8 @@ def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenS
             raw = scheme_of(tokenizer.name).takes_any_bytes
             encoding = codecs.lookup(config.encoding).name
             options = ReadOptions(encoding, config.errors, raw, config.text_key, separator=config.separator)
-            texts[tokenizer.hash] = read_text(
-                file, tokenizer, options, Progress(f"reading {path}", file.stat().st_size)
-            )
+            progress = Progress(f"reading {path}", file.stat().st_size)
+            texts[tokenizer.hash] = read_text(file, tokenizer, options, progress)
     return [texts[loaded.tokenizer.hash] for loaded in models]
 
 

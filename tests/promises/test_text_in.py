@@ -93,6 +93,7 @@ def test_a_pattern_stands_for_a_file_or_a_folder(folder):
         return sorted(text for side in documents(made(source, val_fraction=0.3, **keys)[0]) for text in side if text)
 
     assert read(exclude="build/") == read(exclude="BUILD") == ["d.py", "src/A.TXT", "src/a.py", "src/deep/b.py"]
+    assert len(read(exclude=".*,.")) == 5
     assert read(include="src,*.none") == ["src/A.TXT", "src/a.py", "src/deep/b.py"]
     assert read(include="*.txt,build") == ["build/c.py", "src/A.TXT"]
     assert read(".", exclude="t/src") == ["build/c.py", "d.py"]  # not what a run wrote

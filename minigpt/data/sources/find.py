@@ -69,7 +69,7 @@ def _pattern_to_skip(file: File, data: DataConfig) -> str:
 
     def matches(patterns: str) -> bool:
         path = PurePath(file.label.lower())
-        names = (*path.parts, *map(str, (path, *path.parents)))
+        names = (*path.parts, *map(str, (path, *path.parents[:-1])))
         return any(fnmatch.fnmatch(name, end.strip(" /").lower()) for name in names for end in patterns.split(","))
 
     if data.include and not file.is_named and not matches(data.include):

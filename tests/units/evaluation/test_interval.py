@@ -128,7 +128,8 @@ def test_the_verdict_names_the_better_side_or_what_would_tell():
     assert "more seeds alone would not" in verdict("A", "B", Difference(0.001, (2, 2), 1e-4, 1e-4, 100), UNIT)
     text = verdict("A", "B", Difference(0.01, (1, 1), None, 1e-4, 100), UNIT)
     assert text == "cannot tell: B - A = 0.010 +- 0.020 nats per token; about 3.9 times as much text would decide it"
-    assert "they are equal" in verdict("A", "B", Difference(0.0, (1, 1), None, 0.0, 100), UNIT)
+    assert verdict("A", "B", Difference(0.0, (1, 1), None, 0.0, 100), UNIT) == "A and B are equal"
+    assert verdict("A", "B", Difference(0.0, (1, 1), None, None), UNIT) == "A and B are equal on this very text"
     assert "these two checkpoints, not the settings" in scope(Difference(0.1, (1, 1), None, 1e-4, 9), "A", "B")
     assert "B has one seed" in scope(Difference(0.1, (3, 1), 1e-4, 1e-4, 9), "A", "B")
     passage = Difference(0.1, (3, 3), 6e-4, None)  # t with 4 degrees of freedom: 2.776 * 0.02

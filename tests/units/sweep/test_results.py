@@ -1,4 +1,4 @@
-"""The picture of a sweep."""
+"""The picture of a sweep, and the comparison that its last lines propose."""
 
 import re
 from types import SimpleNamespace
