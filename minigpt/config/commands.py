@@ -54,7 +54,7 @@ class EvaluateConfig(ModelRef):
     """
 
     versus: str | None = setting(None, "another run or model, to compare with", "watch", model=True)
-    file: list[str] = setting([], "a text; repeatable", "watch", file=True)
+    file: list[str] = setting([], "a text; repeatable", "watch", aka="source", file=True)
     questions: list[str] = setting([], "JSON lines; repeatable", "watch", file=True)
     json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
     per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)

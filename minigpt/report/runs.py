@@ -46,10 +46,9 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     for config in configs:
         by_text[text_of(dict(config))].append(config)
     keys = [key for key, about in settings(TrainConfig).items() if about.role in ("weights", "schedule")]
-    keys = [key for key in keys if key not in SAID]
     # 0 doesn't count: it stands for a number that another setting decides.
     values = {key: max(len({str(c.get(key)) for c in alike} - {"0"}) for alike in by_text.values()) for key in keys}
-    varied, usual = [key for key in keys if values[key] > 1], USUAL.split()
+    varied, usual = [key for key in keys if values[key] > 1 and key not in SAID], USUAL.split()
     return sorted(varied, key=lambda key: (key not in usual, -values[key]))[:MOST_COLUMNS]
 
 

@@ -36,7 +36,9 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
         listed = "\n".join(f"  {change}" for change in forbidden)
         wrong = f"run.dir={path} was begun with another config; continuing would mix two runs:\n{listed}"
         weights = f" (init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else ""
-        raise UserFault(f"{wrong}\nTake these values back, or start another run with run.dir=NEW_DIR{weights}")
+        command = path / "command.txt"
+        own = f"\nThe run's own command: {command.read_text().strip()}" if command.exists() else ""
+        raise UserFault(f"{wrong}\nTake these values back, or start another run with run.dir=NEW_DIR{weights}{own}")
     # Said here, so that a finished run says it, too.
     for change in changes:
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):

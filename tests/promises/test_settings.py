@@ -117,6 +117,7 @@ def test_a_run_needs_no_key():
     second = fault_of("sample", "runs/fables", "Once upon a time")
     assert 'is a second checkpoint. Blanks need quotes: "two words". Or type prompt=...' in second
     assert "Did you mean" not in fault_of("evaluate", "runs/fables", "file=runs")
+    assert "Here it is file: a text" in fault_of("evaluate", "runs/fables", "data.source=a.txt")
     assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model; its key may be left out.")
     os.makedirs("runs/mine")
     assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")
