@@ -1,4 +1,4 @@
-"""Train a GPT: the same as `minigpt train`; --help lists every setting."""
+"""Train a GPT: the same as `minigpt train`; --help all lists every setting."""
 
 import sys
 from pathlib import Path

@@ -223,7 +223,8 @@ def _help_page(request: Request, chosen: Mapping[str, Any]) -> str:
         for group in sorted(groups.keys() - {"experiment"}):
             lines += _wrapped(f"  {group}={' | '.join(groups[group])}", 4)
         lines += ["", "Settings that people use, with their values here:"]
-    order = [*(key for key in known if key not in train), *(USUAL.split() if short else train)]
+    usual = [key for key in USUAL.split() if command in ("train", "plan", "slurm") or key not in ("budget", "run.dir")]
+    order = [*(key for key in known if key not in train), *(usual if short else train)]
     heading = ""
     for key in order:
         section = key.rpartition(".")[0]

@@ -253,7 +253,7 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
     if between.value == 0:
         return f"{a} and {b} are equal{here}"
     if half is None:
-        advice = "whether elsewhere, too, more documents drawn at random, or several seeds a side, may decide"
+        advice = "more documents drawn at random, or several seeds a side, may show whether this holds elsewhere"
         return f"{b if between.value < 0 else a} is better by {abs(between.value):.4f} {unit}{here}; {advice}"
     if abs(between.value) > half:
         return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}{here}"

@@ -21,9 +21,7 @@ from minigpt.report.record import to_type
 from minigpt.screen import Say, number_of, size_text
 
 MANY_PASSES, STRONG_DECAY = 4.5, 0.3  # without dropout or such a weight decay
-REMEDIES = (
-    "Add model.checkpoint_activations=true, or trainer=fsdp trainer.devices=N, or use a smaller model or block_size"
-)
+REMEDIES = "Add {}trainer=fsdp trainer.devices=N, or use a smaller model or block_size"
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 
 
@@ -100,7 +98,8 @@ def plan(config: PlanConfig, say: Say = print) -> None:
     if most := most_tokens_per_second(config, choices, hardware, V):
         roofline = "roofline of this card: products and update at its published peaks; not measured"
         lines.append(f"Speed      at most {most:,.0f} tokens/s ({roofline})")
-    lines.append(f"Verdict    it {'fits' if memory.peak <= usable else f'does NOT fit. {REMEDIES}'}")
+    remedies = REMEDIES.format("" if config.model.checkpoint_activations else "model.checkpoint_activations=true, or ")
+    lines.append(f"Verdict    it {'fits' if memory.peak <= usable else f'does NOT fit. {remedies}'}")
     say("\n".join(lines))
 
 

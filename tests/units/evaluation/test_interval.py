@@ -136,6 +136,6 @@ def test_the_verdict_names_the_better_side_or_what_would_tell():
     assert verdict("A", "B", passage, UNIT) == "A is better by 0.100 +- 0.056 nats per token on this very text"
     assert "This judges the settings, on this very text." in scope(passage, "A", "B")
     one = verdict("A", "B", Difference(0.1, (1, 1), None, None), UNIT)
-    assert one.startswith("A is better by 0.1000 nats per token on this very text; whether elsewhere, too, more doc")
+    assert one.startswith("A is better by 0.1000 nats per token on this very text; more documents drawn at random")
     assert plus_minus(0.0123, 0.0042) == "0.0123 +- 0.0042"
     assert plus_minus(-2e-6, 3e-7) == "-0.00000200 +- 0.00000030"
