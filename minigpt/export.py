@@ -47,6 +47,8 @@ def export(config: ExportConfig, say: Say = print) -> None:
     out = Path(os.path.expanduser(str(config.dir)))
     if os.path.lexists(out):
         raise UserFault(f"dir={out} is there already, and an export overwrites nothing. Give a new folder")
+    if config.format == "hf" and config.type != "f32":
+        raise UserFault(f"type={config.type} is for GGUF files. Add format=gguf, or leave it out")
     loaded = load_checkpoint(str(config.checkpoint), config.which)
     tokenizer = loaded.tokenizer if isinstance(loaded.tokenizer, Tokenizer) else None
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")

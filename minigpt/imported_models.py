@@ -87,7 +87,7 @@ def hub_folder(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # of httpx, of the hub, of the disk
-        reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+        reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300].rstrip(".")
         wrong = f"'{name}' is no folder here (looked from {os.getcwd()})"
         why = f"Hugging Face's hub does not give a model of this name: {reason}"
         raise UserFault(f"{wrong}, and {why}. Give a run, a checkpoint or a model's folder") from None

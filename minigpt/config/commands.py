@@ -36,7 +36,7 @@ class ExportConfig(ModelRef):
     """
 
     format: Literal["hf", "gguf"] = setting("hf", "hf: Hugging Face folder; gguf: llama.cpp and Ollama", "watch")
-    dir: str | None = setting(None, "a new folder", "watch", folder=True, required=True)
+    dir: str | None = setting(None, "a new folder", "watch", aka="out output outdir", folder=True, required=True)
     type: Literal["f32", "f16", "q8_0"] = setting("f32", "gguf: type of the matrices", "watch")
 
 
@@ -54,7 +54,7 @@ class EvaluateConfig(ModelRef):
     """
 
     versus: str | None = setting(None, "another run or model, to compare with", "watch", model=True)
-    file: list[str] = setting([], "a text; repeatable", "watch", aka="source", file=True)
+    file: list[str] = setting([], "a text; repeatable", "watch", aka="source text dataset", file=True)
     questions: list[str] = setting([], "JSON lines; repeatable", "watch", file=True)
     json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
     per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)
@@ -193,7 +193,7 @@ class ChatConfig(Writer, ModelRef):
     adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", model=True)
     system: str | None = setting(None, "system message, before all others", "watch", literal=True)
     max_new_tokens: int = setting(256, "most tokens of an answer", "watch", low=1)
-    temperature: float = setting(0.0, "0 = greedy", "watch", low=0)
+    temperature: float = setting(0.0, "0 = greedy", "watch", aka="temp", low=0)
     top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)
     top_p: float = setting(1.0, "keep the smallest set this likely (nucleus); 1 = off", "watch", above=0, high=1)
     seed: int = setting(1337, "of the first answer; each later answer has the next", "watch", low=0, high=2**32 - 1)
@@ -208,7 +208,7 @@ class LookConfig(ModelRef):
       minigpt look checkpoint=runs/NAME text='To be, or not to be' png=attention.png
     """
 
-    text: str = setting("", "what the model reads", "watch", literal=True, required=True)
+    text: str = setting("", "what the model reads", "watch", aka="prompt", literal=True, required=True)
     out: str = setting("look.html", "the file", "watch", literal=True)
     png: str | None = setting(None, "also a picture of each layer's heads", "watch", literal=True)
 

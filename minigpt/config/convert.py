@@ -139,7 +139,7 @@ def checked_value(kind: Any, value: Any) -> tuple[Any, str]:
             value = {"True": "on", "true": "on", "False": "off", "false": "off"}.get(str(value), value)
         good = isinstance(value, str | bool) and value in words
         texts = [] if good else [word for word in words if isinstance(word, str)]
-        close = difflib.get_close_matches(str(value).lower(), texts, n=1)
+        close = difflib.get_close_matches(str(value).lower().replace("gpu", "cuda"), texts, n=1)
         wanted += f" (did you mean {close[0]}?)" if close and len(words) > 1 else ""
     elif part is float:
         good = type(value) in (int, float) and abs(value) <= sys.float_info.max  # of a float, even for an int

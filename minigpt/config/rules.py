@@ -67,8 +67,10 @@ def groups_divide_heads(n_head: int, n_kv_head: int) -> Iterator[str]:
         yield f"model.n_kv_head={n_kv_head} does not divide model.n_head={n_head}. Use one of {fitting}."
 
 
-@rule("adapter.name", "init.from", "trainer.strategy")
-def adapters_have_a_model(name: str, source: str | None, strategy: str) -> Iterator[str]:
+@rule("adapter.name", "init.from", "trainer.strategy", "adapter.rank", "adapter.alpha", "adapter.targets")
+def adapters_have_a_model(name: str, source: str | None, strategy: str, *shape: int | str) -> Iterator[str]:
+    if name == "none" and shape != (8, 16, "all"):
+        yield "adapter.rank, adapter.alpha and adapter.targets shape an adapter. Add adapter=lora, or leave them out."
     if name != "none" and source is None:
         yield f"adapter={name} needs a trained model. Name it: init.from=RUN_OR_FOLDER."
     if name != "none" and strategy in SHARDED:

@@ -228,7 +228,7 @@ class InitConfig:
 class AdapterConfig:
     """An adapter, which is trained while the weights of the model in `init.from` stay as they are."""
 
-    name: Literal["none", "lora"] = setting("none", "lora: thin matrices beside the model's", "weights")
+    name: Literal["none", "lora"] = setting("none", "lora: thin matrices beside the model's", "weights", aka="lora")
     rank: int = setting(8, "rank of their product", "weights", low=1, high=4096)
     alpha: int = setting(16, "the product is scaled by alpha / rank", "weights", low=1, high=10**6)
     targets: str = setting("all", "some of q,k,v,qkv,out,gate,up,down; all: every matrix of the blocks", "weights")
@@ -344,7 +344,7 @@ class SampleConfig(Writer, ModelRef):
     prompt: list[str] = setting([], "may be given several times: a batch", "watch", aka="start", literal=True)
     prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", file=True)
     max_new_tokens: int = setting(256, "tokens to write per sample", "watch", aka="max_tokens length", low=1)
-    temperature: float = setting(0.8, "0 = greedy", "watch", low=0)
+    temperature: float = setting(0.8, "0 = greedy", "watch", aka="temp", low=0)
     top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)
     top_p: float = setting(1.0, "keep the smallest set this likely (nucleus); 1 = off", "watch", above=0, high=1)
     min_p: float = setting(0.0, "drop tokens below this part of the likeliest; 0 = off", "watch", low=0, high=1)

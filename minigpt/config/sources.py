@@ -51,7 +51,7 @@ def is_begun(run: str | None) -> bool:
 def is_hub_name(source: str) -> bool:
     """Return whether `owner/name` names a model on the hub: there is no such path, nor a folder of the owner's name."""
     owner = source.partition("/")[0]
-    return _HUB_NAME.fullmatch(source) is not None and owner != "runs" and not exists(owner)
+    return _HUB_NAME.fullmatch(source) is not None and owner not in ("runs", "run") and not exists(owner)
 
 
 def local_path(source: str | Path) -> Path:

@@ -55,7 +55,7 @@ class Side:
 
 def compare(config: CompareConfig) -> None:
     """Compare runs on their whole validation split. `vs` among the runs divides them into sides, else settings do."""
-    groups = [list(paths) for is_vs, paths in itertools.groupby(config.runs, lambda path: path == "vs") if not is_vs]
+    groups = [list(runs) for is_vs, runs in itertools.groupby(config.runs, {"vs", "versus"}.__contains__) if not is_vs]
     if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
     paths = list(itertools.chain(*groups))

@@ -110,7 +110,7 @@ def _question(record: dict[str, Any]) -> Question:
 def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_size: int, path: Path) -> list[Pair]:
     """Return the tokens of every choice of every question."""
     if any(question.messages for question in questions) and not has_roles(tokenizer):
-        remedy = "Give each a context in place of messages"
+        remedy = "Give such a model, like chat_tiny's run, or a context in place of messages"
         raise UserFault(f"{path} holds messages, for models that were trained on conversations (data=chat). {remedy}")
     pairs = []
     for number, question in enumerate(questions, 1):

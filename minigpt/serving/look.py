@@ -66,7 +66,7 @@ def look(config: LookConfig) -> None:
     if view["cut"]:
         print(f"The text is longer than a picture: its first {len(view['tokens'])} tokens are shown.")
     page, picture = Path(os.path.expanduser(config.out)), config.png and Path(os.path.expanduser(config.png))
-    with writing(f"out={page} or png={picture}"):
+    with writing(f"out={page}" + f" or png={picture}" * bool(picture)):
         write_file(page, page_of(AT_REST, title=f"{view['name']} reads", data=view)[0])
         if picture:
             write_picture(picture, view)

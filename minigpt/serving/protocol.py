@@ -29,7 +29,7 @@ KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",), "echo": (False,),
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "best_of": (1,),
+    "modalities": (["text"],), "best_of": (1,), "max_new_tokens": (),
 }  # fmt: skip
 
 StopText = Annotated[str, Field(max_length=200)]

@@ -62,7 +62,7 @@ def validation(run, key: str = "val/loss") -> float:
 
 def test_one_seed_a_side_judges_two_checkpoints(place):
     text = said(place, "a1", "b1")
-    verdict = re.search(r"^A is better by (\S+) nats per token on this very text; whether ", text, re.MULTILINE)
+    verdict = re.search(r"^A is better by (\S+) nats per token on this very text; more ", text, re.MULTILINE)
     assert verdict, text
     assert float(verdict[1]) == pytest.approx(validation(place / "b1") - validation(place / "a1"), abs=2e-3)
     assert "The text: this text was not drawn at random" in text

@@ -135,6 +135,8 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(run, tmp_p
     (tmp_path / "there").mkdir()
     with pytest.raises(UserFault, match="is there already, and an export overwrites nothing"):
         export(f"checkpoint={run.path}", f"dir={tmp_path / 'there'}")
+    with pytest.raises(UserFault, match=r"type=q8_0 is for GGUF files\. Add format=gguf"):
+        export(f"checkpoint={run.path}", f"dir={tmp_path / 'out'}", "type=q8_0")
     with monkeypatch.context() as patched:
         patched.setattr("minigpt.export.prove", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("no")))
         with pytest.raises(RuntimeError):

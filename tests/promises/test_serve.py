@@ -113,6 +113,7 @@ def test_harmless_fields_are_tolerated_and_a_large_wish_is_cut_to_the_limit(http
         ({"prompt": "\ud800"}, None, "surrogate"),
         ({"prompt": "x" * 25}, "prompt", "the model reads 24 tokens, and the prompt has 25"),
         ({"tools": [{}]}, "tools", "not supported"),
+        ({"max_new_tokens": 8}, "max_new_tokens", "not supported"),
         ({"model": 3}, "model", "valid string"),
     ],
 )

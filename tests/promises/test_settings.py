@@ -87,6 +87,7 @@ def test_the_api_names_the_same_faults():
         (["trainer.max_steps=1e3"], "trainer.max_steps must be a whole number or null, got '1e3'."),
         (["model.tied=yes"], "model.tied must be true or false, got 'yes'."),
         (["model.bias=kqv"], "none, qkv, attention, all (did you mean qkv?), got 'kqv'."),
+        (["trainer.device=gpu"], "(did you mean cuda?), got 'gpu'."),
         (["optimizer.lr=nan"], "optimizer.lr must be a finite number, got nan."),
         (["init.from=gpt2"], "Type init.from=openai-community/gpt2"),
         (["data=../"], "No data '../'. Type data.source=../. There are: "),
@@ -118,6 +119,11 @@ def test_a_run_needs_no_key():
     assert 'is a second checkpoint. Blanks need quotes: "two words". Or type prompt=...' in second
     assert "Did you mean" not in fault_of("evaluate", "runs/fables", "file=runs")
     assert "Here it is file: a text" in fault_of("evaluate", "runs/fables", "data.source=a.txt")
+    assert "Here it is dir: a new folder" in fault_of("export", "runs/fables", "out=x", "dir=y")
+    assert fault_of("evaluate", "runs/fables", "runs/newer", f"file={__file__}").endswith(
+        "Or type file=... Or type versus=..."
+    )
+    assert fault_of("sample", "run/none").startswith("checkpoint='run/none' does not exist")
     assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model; its key may be left out.")
     os.makedirs("runs/mine")
     assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")

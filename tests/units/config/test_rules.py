@@ -94,6 +94,7 @@ BROKEN = [
     ({"init.from": "runs/none"}, ["init.from='runs/none' does not exist"]),
     ({"init.experiment": "demo", DEVICES: 2, STRATEGY: "ddp"}, ["init.experiment=demo is for one device"]),
     ({"adapter.name": "lora"}, ["adapter=lora needs a trained model"]),
+    ({"adapter.rank": 4}, ["shape an adapter. Add adapter=lora"]),
     ({"adapter.targets": "out,dwon", **LORA}, ["no 'dwon', but all, qkv, out, up, down."]),
     ({"adapter.targets": "q,qkv", **LORA}, ["the blocks have no 'q'", "but all, qkv, out"]),
     ({"objective.name": "grpo", "init.from": ".", "batch_tokens": 1024}, ["data=stdlib has none. Use data=tasks."]),
