@@ -226,11 +226,18 @@ def run_has_an_end(*limits: float | None) -> Iterator[str]:
         yield "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
 
 
-@rule("optimizer.average_fraction", "trainer.max_minutes", "trainer.patience")
-def averages_know_the_last_step(fraction: float, minutes: float | None, patience: int) -> Iterator[str]:
-    if fraction and (minutes or patience):
+@rule("optimizer.average_fraction", "tokenizer.dropout", "trainer.max_minutes", "trainer.patience")
+def parts_know_the_last_step(fraction: float, dropout: float, minutes: float | None, patience: int) -> Iterator[str]:
+    if (fraction or dropout) and (minutes or patience):
+        name = "optimizer.average_fraction" if fraction else "tokenizer.dropout"
         wrong = "of the steps, and trainer.max_minutes or patience may end the run before the last one"
-        yield f"optimizer.average_fraction={fraction:g} is a part {wrong}. Leave one out."
+        yield f"{name} is for a part {wrong}. Leave one out."
+
+
+@rule("tokenizer.dropout", "tokenizer.name", "data.name")
+def merges_can_be_left_out(dropout: float, tokenizer: str, data: str) -> Iterator[str]:
+    if dropout and (tokenizer not in ("bpe", "gpt2") or data in ("chat", "tasks")):
+        yield f"tokenizer.dropout={dropout:g} is for texts and tokenizer=bpe or gpt2. Leave it out."
 
 
 @rule("trainer.max_tokens", "trainer.epochs", "data.mix")

@@ -17,6 +17,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.data.chat.packing import Split
 from minigpt.data.order import batch_of_step
 from minigpt.data.tokenizer import Tokenizer
+from minigpt.data.tokenizers.dropout import BPEDropout
 
 
 @dataclass
@@ -77,6 +78,7 @@ class MicroBatches:
         start_step: optimizer steps already done.
         pin_memory: whether iterating gives batches in page-locked memory, for copying to a GPU.
         document_end: the token after each document, if attention stays within a document (see `document_end`).
+        dropout: encodes the windows of the first steps with some merges left out.
     """
 
     split: Split
@@ -91,6 +93,7 @@ class MicroBatches:
     start_step: int = 0
     pin_memory: bool = False
     document_end: int | None = None
+    dropout: BPEDropout | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         for index in itertools.count(self.start_step * self.accumulate):
@@ -103,10 +106,11 @@ class MicroBatches:
         order = {"seed": self.seed, "block_size": self.block_size, "sequences": math.prod(shape)}
         starts = self.split.window_starts(batch_of_step(step, self.skipped_batches), **order)
         rank_starts = starts.reshape(shape)[part, self.rank]
-        windows = torch.from_numpy(self.split.windows(rank_starts, self.block_size + 1))
+        tokens = self.split.windows(rank_starts, self.block_size + 1)
+        windows = torch.from_numpy(self.dropout(step, tokens, rank_starts) if self.dropout else tokens)
         weights = self.split.weights(rank_starts + 1, self.block_size)
-        tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        batch = Batch(tokens, targets, None if weights is None else torch.from_numpy(weights))
+        inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        batch = Batch(inputs, targets, None if weights is None else torch.from_numpy(weights))
         return batch if self.document_end is None else mask_between_documents(batch, self.document_end)
 
 

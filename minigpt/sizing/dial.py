@@ -35,7 +35,8 @@ OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", 
 OF_MUON = {name: f"optimizer.{name}" for name in ("lr", "matrix_lr", "weight_decay", "average_fraction")}
 OF_MUON |= {name: f"schedule.{name}" for name in ("warmup_steps", "final_lr_fraction")}
 SETTINGS = {name: f"model.{name}" for name in OF_MODEL} | OF_MUON
-SETTINGS |= {"vocab_size": "tokenizer.vocab_size", "batch_tokens": "batch_tokens", "steps": "trainer.max_steps"}
+OF_BPE = {"vocab_size": "tokenizer.vocab_size", "bpe_dropout": "tokenizer.dropout"}
+SETTINGS |= OF_BPE | {"batch_tokens": "batch_tokens", "steps": "trainer.max_steps"}
 
 LENGTHS = {f"trainer.{name}" for name in ("max_steps", "max_tokens", "max_minutes", "epochs")}
 
@@ -159,7 +160,7 @@ class Dial:
         """Return the settings that train a size, without those that were typed."""
         config = self.config
         left = {} if config.optimizer.name == "muon" else OF_MUON  # the optimizer for which the law was fitted
-        left = left if config.tokenizer.name == "bpe" else left | {"vocab_size": ""}
+        left = left if config.tokenizer.name == "bpe" else left | OF_BPE
         chosen = {key: getattr(size, name) for name, key in SETTINGS.items() if name not in left}
         if config.optimizer.name != "muon":
             chosen["schedule.warmup_steps"] = min(config.schedule.warmup_steps, size.steps // 10)
@@ -248,7 +249,7 @@ def forecasts(sizes: Mapping[str, Size]) -> str:
             "context": f"{size.block_size:,}",
             "tokens": short_number(size.tokens),
             "passes": f"{size.passes:.2g}" if size.passes < 10 else f"{size.passes:.0f}",
-            "dropout": f"{size.dropout:g}",
+            "dropout": f"{size.bpe_dropout:g} (BPE)" if size.bpe_dropout else f"{size.dropout:g}",
             "weight decay": f"{size.weight_decay:g}",
             "bits per byte": f"{size.bits_per_byte:.3f}",
             "range": f"{size.low:.2f} to {size.high:.2f}",

@@ -19,7 +19,8 @@ MOST_SLOPE = 0.11  # a steeper one comes from passages that stand in several doc
 REPEATS, NEW_REPEATS = 15.0, 2.5
 # Each doubling of more than FEW_PASSES adds so much to overfitting; less if the run ends with the mean of its weights.
 FEW_PASSES, BY_HEART, BY_HEART_AVERAGED = 4.0, 0.12, 0.02
-AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2}  # in more than FEW_PASSES; in two they lose
+AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2, "bpe_dropout": 0.05}  # above FEW_PASSES; below, a loss
+DROPOUT_SAVES = 0.008  # of the loss, in more than FEW_PASSES
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
 PILOT_RANGE, REACH = 0.08, 1e7  # the same with a long pilot, up to so many tokens of training
@@ -130,6 +131,7 @@ class Size:
     weight_decay: float = 0.0
     average_fraction: float = 0.0
     final_lr_fraction: float = 0.0
+    bpe_dropout: float = 0.0
     steps: int = 0
     warmup_steps: int = 0
     passes: float = 0.0
@@ -273,8 +275,8 @@ def far(text: Text, size: Size) -> float:
 def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
     """Return the expected bits per byte of the validation text."""
     lacks = sum(factor * term for factor, term in zip(by.factors, terms(text, size, by), strict=True))
-    saved = (1 - copied(text, size)) * (1 - far(text, size))
-    return text.level * saved * counted(text, size) * (by.floor + lacks)
+    left = (1 - copied(text, size)) * (1 - far(text, size)) * (1 - DROPOUT_SAVES * (size.bpe_dropout > 0))
+    return text.level * left * counted(text, size) * (by.floor + lacks)
 
 
 def outside(text: Text, size: Size) -> str:

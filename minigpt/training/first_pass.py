@@ -13,19 +13,21 @@ from torch.nn.parallel import DistributedDataParallel
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.prepared import Prepared
+from minigpt.data.tokenizers.dropout import BPEDropout
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.machine.torch_setup import LossFunction, compiled_loss, is_out_of_memory
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, plain_loss
 from minigpt.screen import tell
-from minigpt.training.state import TrainingJob
+from minigpt.training.state import TrainingJob, steps_of
 
 REMEDY = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"
 
 
 def text_batches(config: TrainConfig, choices: Choices, prepared: Prepared, **place: Any) -> MicroBatches:
     """Return an endless stream of a text's micro-batches; `place` holds rank and first step."""
+    rate, steps = config.tokenizer.dropout, steps_of(config)
     return MicroBatches(
         prepared.train,
         seed=config.seed,
@@ -35,6 +37,7 @@ def text_batches(config: TrainConfig, choices: Choices, prepared: Prepared, **pl
         world_size=choices.devices,
         pin_memory=choices.device == "cuda",
         document_end=document_end(config.data, prepared.tokenizer),
+        dropout=BPEDropout(prepared.tokenizer, rate, config.seed, steps) if rate and steps else None,
         **place,
     )
 

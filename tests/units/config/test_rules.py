@@ -77,6 +77,8 @@ BROKEN = [
     ({"trainer.device": "mps", "trainer.precision": "bf16"}, ["mps", "trainer.precision=fp32"]),
     ({"trainer.max_steps": None}, ["no end", "trainer.max_steps, trainer.max_tokens or trainer.max_minutes"]),
     ({"tokenizer.name": ""}, ["tokenizer.name is empty", "Give another"]),
+    ({"tokenizer.name": "char", "tokenizer.dropout": 0.1}, ["dropout=0.1 is for texts and tokenizer=bpe or gpt2"]),
+    ({"tokenizer.dropout": 0.1, "trainer.max_minutes": 5.0}, ["tokenizer.dropout is for a part of the steps", "Leave"]),
     ({"tokenizer.file": "here"}, ["tokenizer=bpe would ignore tokenizer.file=", "add tokenizer=file"]),
     ({"tokenizer.name": "file", "tokenizer.file": "none"}, ["tokenizer.file='none' is not a file (looked from"]),
     ({"tokenizer.name": "char", "data.mask_documents": True}, ["tokenizer=char has none"]),

@@ -97,6 +97,7 @@ def test_weights_are_averaged_where_a_text_is_seen_often_but_not_in_a_pilot():
     assert min(often.passes, pilot.passes) > law.FEW_PASSES
     assert [size.average_fraction for size in (once, often, pilot)] == [0.0, 0.4, 0.0]
     assert [size.final_lr_fraction for size in (once, often, pilot)] == [0.0, 0.2, 0.0]
+    assert [size.bpe_dropout for size in (once, often, pilot)] == [0.0, 0.05, 0.0]
     without = choose(NOTES, 60, speed, {"average_fraction": 0.0})
     assert (without.average_fraction, without.final_lr_fraction) == (0.0, 0.0)
     assert often.bits_per_byte < bits_per_byte(NOTES, replace(often, average_fraction=0.0))
