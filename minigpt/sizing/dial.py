@@ -89,6 +89,8 @@ class Dial:
         self.fixed = {name: value for name, value in typed_values.items() if value or name not in follow}
         if config.optimizer.name != "muon" or config.trainer.patience:  # patience ends a run before its mean is taken
             self.fixed.setdefault("average_fraction", 0.0)
+        if device != "cpu":  # 2.5 us a token of one core: a GPU would wait for it
+            self.fixed.setdefault("bpe_dropout", 0.0)
 
         def measure_size(size: Size, seconds: float) -> float:
             return measure(applied(config, self.settings(size)), size.vocab_size, seconds)
