@@ -56,7 +56,7 @@ class Side:
 def compare(config: CompareConfig) -> None:
     """Compare runs on their whole validation split. `vs` among the runs divides them into sides, else settings do."""
     groups = [list(runs) for is_vs, runs in itertools.groupby(config.runs, {"vs", "versus"}.__contains__) if not is_vs]
-    if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
+    if sum(map(len, groups)) < 2 or config.runs[-1] in ("vs", "versus"):
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
     paths = list(itertools.chain(*groups))
     runs = [open_run(path, config.which, config.data_dir) for path in paths]

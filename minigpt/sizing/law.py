@@ -19,7 +19,7 @@ MOST_SLOPE = 0.11  # a steeper one comes from passages that stand in several doc
 REPEATS, NEW_REPEATS = 15.0, 2.5
 # Each doubling of more than FEW_PASSES adds so much to overfitting; less if the run ends with the mean of its weights.
 FEW_PASSES, BY_HEART, BY_HEART_AVERAGED = 4.0, 0.12, 0.02
-AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2, "bpe_dropout": 0.05}  # above FEW_PASSES; below, a loss
+AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2, "bpe_dropout": 0.05}  # in more than FEW_PASSES
 DROPOUT_SAVES = 0.008  # of the loss, in more than FEW_PASSES
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
