@@ -142,11 +142,12 @@ def compose(arguments: Sequence[str] = ()) -> TrainConfig:
     return compose_command("train", list(arguments))
 
 
-def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
+def train(config: TrainConfig | Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     """Train: begin or continue the run in `config.run.dir`, after the experiment that `init.experiment` names, if any.
 
     Args:
-        config: see `compose`. If another experiment is trained first, `init.from` is then set to its run.
+        config: of `compose`, or the arguments that `compose` takes. If another experiment is trained first, a config's
+            `init.from` is then set to its run.
         callbacks: Lightning callbacks of your own; docs/ARCHITECTURE.md says which hooks they get.
             An experiment that is trained first does not get them.
 
@@ -155,6 +156,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
     """
     from minigpt.ranks.launch import start_ranks
 
+    config = config if isinstance(config, TrainConfig) else compose(config)
     code = start_ranks(config.trainer)
     if code is None:
         from minigpt.stages import train_in_stages

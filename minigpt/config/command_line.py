@@ -132,6 +132,8 @@ def _read_setting(request: Request, key: str, text: str) -> None:
         request.notes.append(f"data.source is given twice, and the last one counts. Both: data.source={both}.")
     if not setting.literal:
         request.values[key] = value_from_text(setting.kind, text)
+        if request.command == "train" and split_lists([f"{key}={text}"])[1] and request.values[key] == text:
+            request.notes.append(f"To train once for each of {key}={text}, add -m.")
     else:
         request.values[key] = [*request.values.get(key, []), text] if setting.kind == list[str] else text
 

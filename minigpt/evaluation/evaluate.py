@@ -36,6 +36,9 @@ def evaluate(config: EvaluateConfig) -> None:
     """
     if not config.file and not config.questions:
         raise UserFault("nothing to score. Give file=TEXT or questions=FILE")
+    for place in filter(None, (config.json, config.per_token)):
+        with writing(place):
+            Path(place).expanduser().parent.mkdir(parents=True, exist_ok=True)
     device, stride = probe(config.device).device, config.stride
     models = [load_checkpoint(path, config.which) for path in (config.checkpoint, config.versus) if path]
     for name, loaded in zip(_names(models), models, strict=True):

@@ -101,7 +101,7 @@ def test_what_a_config_starts_from_is_trained_first(monkeypatch):
     monkeypatch.setattr("minigpt.training.run.train", trained)
     words = ["experiment=chat_tiny", "data=stdlib", "seed=3", "run.dir=two"]
     callback, first = Callback(), ("chat_tiny_base", None, 3, ())
-    assert minigpt.train(minigpt.compose(words), [callback]).code == STOPPED
+    assert minigpt.train(words, [callback]).code == STOPPED
     assert seen == [first]
     result = minigpt.train(minigpt.compose(words), [callback])
     assert (result.dir, result.code, result.best) == (Path("two"), FINISHED, None)

@@ -156,11 +156,11 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, records)))
     shutil.copy(place / "text.txt", tmp_path / "test.txt")
     files = [f"file={tmp_path / 'test.txt'}", f"questions={tmp_path / 'q.jsonl'}"]
-    results = [f"json={tmp_path / 'out.json'}", f"per_token={tmp_path / 'tokens.jsonl'}"]
+    results = [f"json={tmp_path / 'new' / 'out.json'}", f"per_token={tmp_path / 'also' / 'tokens.jsonl'}"]
     if name == "char":  # it does not know the letter x
         files.pop()
     shown = evaluate(capsys, f"checkpoint={place / 'a1'}", f"versus={place / name}", *files, *results)
-    figures = json.loads((tmp_path / "out.json").read_text())
+    figures = json.loads((tmp_path / "new" / "out.json").read_text())
     figures, *answers = figures if isinstance(figures, list) else [figures]
     between, key = figures["versus"]["difference"], unit.replace(" ", "_")
     assert between["value"] == pytest.approx(
@@ -173,7 +173,7 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
         accuracy = result["versus"]["difference"]
         assert accuracy["value"] == pytest.approx(result["accuracy"] - result["versus"]["accuracy"])
         assert accuracy["unit"] == "wrong answers per question"
-    rows = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "also" / "tokens.jsonl").read_text().splitlines()]
     assert len(rows) == figures["tokens"] + 1
 
 

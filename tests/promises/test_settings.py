@@ -147,6 +147,11 @@ def test_of_two_sources_the_last_counts_and_the_screen_says_so(capsys):
     assert "the last one counts. Both: data.source=missing.txt,a.txt." in capsys.readouterr().err
 
 
+def test_of_a_list_the_screen_says_what_trains_for_each_value(capsys):
+    fault_of("train", "optimizer.lr=1e-3,3e-3")
+    assert "add -m" in capsys.readouterr().err
+
+
 def test_a_typed_group_beside_an_experiment_is_that_group_and_the_screen_says_what_it_replaces(capsys):
     config = compose("train", ["experiment=demo", "optimizer=muon", "optimizer.lr=0.5"])
     alone = compose("train", ["optimizer=muon"])
