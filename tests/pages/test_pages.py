@@ -390,7 +390,8 @@ def test_what_a_model_writes_stays_text(page, server):
     assert page.locator("main img, main script").count() == 0
 
 
-def test_attention_on_hover_and_by_keys(page, server):
+def look_at_how_much(page, server):
+    """Open the page, and then the attention in a text."""
     page.goto(server.url)
     page.wait_for_selector(READY)
     page.click("role=tab[name='Attention']")
@@ -400,6 +401,10 @@ def test_attention_on_hover_and_by_keys(page, server):
     page.fill("#looked", "how much")
     page.click("text=Look")
     page.wait_for_selector(READY)
+
+
+def test_attention_on_hover_and_by_keys(page, server):
+    look_at_how_much(page, server)
     assert page.locator(".heads button").count() == 2
     page.locator(".heads button").nth(1).click()
     box = page.locator(".matrix").bounding_box()
@@ -422,14 +427,7 @@ def test_attention_on_hover_and_by_keys(page, server):
 def test_kinds_of_heads_and_the_lens_are_computed_when_asked_for(page, server):
     asked = []
     page.on("request", lambda asking: asked.append(asking.url.rpartition("/")[2]))
-    page.goto(server.url)
-    page.wait_for_selector(READY)
-    page.click("role=tab[name='Attention']")
-    page.wait_for_selector(".matrix")  # of what was written
-    page.wait_for_selector(READY)
-    page.fill("#looked", "how much")
-    page.click("text=Look")
-    page.wait_for_selector(READY)
+    look_at_how_much(page, server)
     assert not {"kinds", "lens"} & {*asked}
     page.click("text=Name the heads")
     page.wait_for_selector(".heads span:has-text('.')")
