@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import Fault, nearest, no_setting, settings, shown, value_from_text
+from minigpt.config.convert import Fault, checked_value, nearest, no_setting, settings, shown, value_from_text
 from minigpt.config.schema import TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups, find_shipped_groups
 from minigpt.redact import redact
@@ -132,7 +132,8 @@ def _read_setting(request: Request, key: str, text: str) -> None:
         request.notes.append(f"data.source is given twice, and the last one counts. Both: data.source={both}.")
     if not setting.literal:
         request.values[key] = value_from_text(setting.kind, text)
-        if request.command == "train" and split_lists([f"{key}={text}"])[1] and request.values[key] == text:
+        is_wrong = checked_value(setting.kind, request.values[key])[1]
+        if request.command == "train" and is_wrong and split_lists([f"{key}={text}"])[1]:
             request.notes.append(f"To train once for each of {key}={text}, add -m.")
     else:
         request.values[key] = [*request.values.get(key, []), text] if setting.kind == list[str] else text

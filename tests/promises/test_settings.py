@@ -148,8 +148,8 @@ def test_of_two_sources_the_last_counts_and_the_screen_says_so(capsys):
 
 
 def test_of_a_list_the_screen_says_what_trains_for_each_value(capsys):
-    fault_of("train", "optimizer.lr=1e-3,3e-3")
-    assert "add -m" in capsys.readouterr().err
+    fault_of("train", "optimizer.lr=1e-3,3e-3", f"data.source={__file__}", "budget=1min,2min")
+    assert capsys.readouterr().err.count("add -m") == 1
 
 
 def test_a_typed_group_beside_an_experiment_is_that_group_and_the_screen_says_what_it_replaces(capsys):
