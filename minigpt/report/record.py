@@ -19,6 +19,7 @@ from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
 
 ROSE = 1.01  # a validation loss so much above another has risen from it, or was to fall to it
+GAIN = 0.995  # a longer budget buys less than this
 LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
 FEW = 3  # rows over which training losses are averaged
 SIZED = "budget=TIME, which sizes for this text"
@@ -41,6 +42,7 @@ class Record:
     choices: dict[str, Any]
     environment: dict[str, Any]
     baselines: list[Row]  # baseline.json, the lowest first: name, bits_per_byte and of which part of the text
+    budget: dict[str, Any]  # budget.json
     tokens: dict[str, Any]  # tokens.json: the losses of some validation text, as training/token_losses.py has them
     command: str  # that was typed, or ""
     parameters: int | None  # None: no checkpoint to count them in
@@ -66,6 +68,7 @@ def read_record(run_dir: str | Path) -> Record:
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
         baselines=sorted(baselines, key=lambda row: row["bits_per_byte"]),
+        budget=read_mapping(path / "budget.json"),
         tokens=read_mapping(path / "tokens.json"),
         command=(path / "command.txt").read_text(errors="replace") if (path / "command.txt").is_file() else "",
         parameters=count_parameters(path / "checkpoints"),
@@ -121,8 +124,9 @@ def steps_of(record: Record) -> int:
     return int(max(number(row.get("step")) or 0 for row in (last_turn(record), *record.rows[-1:])))
 
 
-def trend(rows: list[Row]) -> tuple[str, str]:
-    """Return where the validation loss was heading when the rows end, and what would help; "" and "" if unknown."""
+def trend(record: Record) -> tuple[str, str]:
+    """Return where the validation loss was heading when a run ended, and what would help; "" and "" if unknown."""
+    rows, budget = record.rows, record.budget
     validated = [row for row in rows if number(row.get("val/loss")) is not None]
     before = [row for row in validated if row["step"] <= LATE * validated[-1]["step"]]
     if not before:
@@ -136,6 +140,8 @@ def trend(rows: list[Row]) -> tuple[str, str]:
             why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept"
             return f"overfit after step {best['step']:,}: more text would help, more steps would not", why
         return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
+    if budget and budget.get("predicted_for_longer", 0.0) > GAIN * budget["predicted_bits_per_byte"]:
+        return "more text would help: a longer budget would choose about the same", ""
     if first["val/loss"] > ROSE * last["val/loss"]:
         return "still falling: more time would help", "Type trainer.max_steps=N for more"
     return f"level since step {first['step']:,}: more steps would hardly help", "A larger model or more text may"
@@ -151,7 +157,7 @@ def verdict(record: Record) -> str:
         for row in record.baselines:
             side = "better" if bits < row["bits_per_byte"] else "worse"
             parts.append(f"{side} than {row['name'].partition(' ')[0]} ({row['bits_per_byte']:.3f})")
-    state, heading = stage(record, "unfinished"), trend(record.rows)[0]
+    state, heading = stage(record, "unfinished"), trend(record)[0]
     if len(rewards):  # then no text is learned
         parts, heading = [f"mean reward {rewards[-FEW:].mean():.2f}, at first {rewards[:FEW].mean():.2f}"], ""
     if state == "finished":
@@ -165,7 +171,7 @@ def verdict(record: Record) -> str:
 
 def advice(record: Record) -> str:
     """Return what to type, if the verdict says where the loss was heading; else ""."""
-    heading, why = trend(record.rows)
+    heading, why = trend(record)
     if "budget=" in record.command:  # it sets the steps
         why = why.replace("trainer.max_steps=N for more", "a longer budget: minigpt plan shows what it would buy")
     limit = last_turn(record).get("reason")

@@ -64,7 +64,7 @@ def describe_run(record: Record, varied: Sequence[str] = (), *, is_best: bool = 
     """Return a run's row in the table."""
     config, best = record.config, best_row(record.rows) or {}
     text = ", ".join(Path(place).name for place in text_of(config).split(", "))
-    word = trend(record.rows)[0].partition(":")[0]
+    word = trend(record)[0].partition(":")[0]
     return (
         record.name,
         f"{text}, {config.get('tokenizer.name', '?')}",

@@ -50,6 +50,7 @@ VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the t
 FORWARD = 2.5  # tokens validated in the time of training on one
 LEAST_SHARE = 0.2  # of a budget, at least, for training
 SLOW = 0.9  # of the measured speed
+LONGER = 4  # times a budget: whether more time would help
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
@@ -274,6 +275,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     sized = applied(config, settings)
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}
     words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]
+    longer = choose(text, LONGER * seconds, dial.speeds, dial.fixed)
     for sentence in dial.limits(text, size, dial.elapsed(), seconds):
         tell(f"Note       {sentence}")
     tell(f"{forecasts({budget: size})}\n{of_counting(text)}")
@@ -287,6 +289,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
         "predicted_bits_per_byte": size.bits_per_byte,
         "low": size.low,
         "high": size.high,
+        "predicted_for_longer": min(size.bits_per_byte, longer.bits_per_byte),
         "settings": settings,
     }
 

@@ -81,6 +81,7 @@ def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
     budget = json.loads(Path("a/budget.json").read_text())
     assert budget.keys() >= {"seconds", "parameters", "tokens", "passes", "tokens_per_second"}
     assert (budget["predicted_bits_per_byte"], budget["low"], budget["high"]) == (2.5, 2.4, 2.6)
+    assert budget["predicted_for_longer"] == 2.5
     assert (budget["seconds"], budget["tokens"], budget["tokens_per_second"]) == (3600, 768, pytest.approx(SPEED))
     config = yaml.safe_load(Path("a/config.yaml").read_text())
     assert (config["budget"], config["experiment"], config["data"]["name"]) == (None, "text", "text")

@@ -63,7 +63,7 @@ def test_the_verdict_on_a_reward(tmp_path):
 
 
 def test_a_trend_names_what_to_type(tmp_path):
-    assert trend([]) == ("", "")
+    assert trend(record_of(tmp_path / "none", (), train=())) == ("", "")
     assert "budget=TIME" in advice(record_of(tmp_path / "a", (5, 4, 3, 2)))
     tuned = record_of(tmp_path / "tuned", (5, 4, 3, 2))
     tuned.config["init.from"] = "runs/base"  # no budget sizes it
@@ -71,6 +71,11 @@ def test_a_trend_names_what_to_type(tmp_path):
     sized = record_of(tmp_path / "sized", (5, 4, 3, 2))
     sized.command = "minigpt train data.source=a.txt budget=1min"
     assert advice(sized) == "Type a longer budget: minigpt plan shows what it would buy"
+    sized.budget = {"predicted_bits_per_byte": 1.0, "predicted_for_longer": 0.99}
+    assert advice(sized).startswith("Type a longer budget")
+    sized.budget["predicted_for_longer"] = 0.996
+    assert advice(sized) == ""
+    assert "xz (2.000), more text would help: a longer budget would choose about the same" in verdict(sized)
     ended = record_of(tmp_path / "ended", (5, 4, 3, 2))
     ended.events[0]["reason"] = "epochs"
     assert advice(ended).startswith("Type trainer.epochs=N for more")
