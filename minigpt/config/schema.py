@@ -72,7 +72,7 @@ class TokenizerConfig:
     vocab_size: int = setting(2048, "bpe: number of tokens, with end-of-text", "weights", low=1, high=2**31 - 1)
     file: str | None = setting(None, "file: a tokenizer.json (Llama 3's, Qwen's ...)", "content", file=True)
     eot: str | None = setting(None, "file: its end-of-text token; null: the one it names", "weights")
-    dropout: float = setting(0.0, "bpe, gpt2: share of merges left out in training", "weights", low=0, below=1)
+    dropout: float = setting(0.0, "bpe, gpt2: share of merges left out in training", "schedule", low=0, below=1)
 
 
 @dataclass

@@ -235,7 +235,8 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "base/checkpoints/step-000000002"
     folder.mkdir(parents=True)
     model = {"n_layer": 3, "n_head": 6, "n_embd": 48, "block_size": 32, "attention": "rotary", "dropout": 0.2}
-    stored = to_dict(read(TrainConfig, {"model": model, "tokenizer": {"name": "char"}, "batch_tokens": 64})[0])
+    tokenizer = {"name": "char", "dropout": 0.1}
+    stored = to_dict(read(TrainConfig, {"model": model, "tokenizer": tokenizer, "batch_tokens": 64})[0])
     (folder / "config.json").write_text(json.dumps(stored))
     return tmp_path / "base"
 
@@ -244,7 +245,11 @@ def test_a_run_takes_architecture_and_tokenizer_of_its_weights(run, capsys):
     config = compose("train", [f"init.from={run}"])
     assert (config.model.n_layer, config.model.n_head, config.model.n_embd) == (3, 6, 48)
     assert (config.model.block_size, config.tokenizer.name) == (32, "char")
-    assert (config.model.dropout, config.batch_tokens) == (0.0, 4096)  # not the weights' business
+    assert (config.model.dropout, config.tokenizer.dropout, config.batch_tokens) == (
+        0.0,
+        0.0,
+        4096,
+    )  # not the weights' business
     assert "brings model.n_layer=3, model.n_head=6" in capsys.readouterr().err
     config = compose("train", ["experiment=shakespeare_char", f"init.from={run}", "model.dropout=0.3"])
     assert (config.model.n_layer, config.model.dropout, config.trainer.max_steps) == (3, 0.3, 5000)
