@@ -27,7 +27,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import FEW_PASSES, Size, Text, choose, leveled, outside, pilot_of, train
+from minigpt.sizing.law import FEW_PASSES, MOST_DECAY, Size, Text, choose, leveled, outside, pilot_of
 from minigpt.sizing.speeds import Speeds
 
 # Fields of a Size -> names of settings.
@@ -90,7 +90,7 @@ class Dial:
         self.fixed = {name: value for name, value in typed_values.items() if value or name not in follow}
         if config.optimizer.name != "muon" or config.trainer.patience:  # patience ends a run before its mean is taken
             self.fixed.setdefault("average_fraction", 0.0)
-        if device != "cpu":  # it takes 2.5 us a token of one core, and no GPU was measured
+        if device != "cpu" or config.tokenizer.name != "bpe":  # 2.5 us a token of one core; no GPU was measured
             self.fixed.setdefault("bpe_dropout", 0.0)
 
         def measure_size(size: Size, seconds: float) -> float:
@@ -157,7 +157,10 @@ class Dial:
         if size.batch_tokens % unit == 0 or "batch_tokens" in self.fixed:
             return size
         batch = unit * max(1, round(size.batch_tokens / unit))
-        return replace(size, batch_tokens=batch, steps=max(1, size.tokens // batch))
+        steps = max(1, size.tokens // batch)
+        decay = round(min(MOST_DECAY, size.weight_decay * size.steps / steps), 2)  # as much a pass
+        own = {"weight_decay": decay, "warmup_steps": min(size.warmup_steps, max(5, steps // 50)), "steps": steps}
+        return replace(size, **{**own, **self.fixed, "batch_tokens": batch})
 
     def settings(self, size: Size) -> dict[str, Any]:
         """Return the settings that train a size, without those that were typed."""
@@ -227,7 +230,8 @@ class Dial:
             self.speeds.gain, seconds = fast / plain, seconds - AGAIN
         else:
             self.others["trainer.compile"] = "off"
-        return self.whole(train(text, size, seconds * self.speeds(size), self.fixed))
+        alike = {name: getattr(size, name) for name in (*OF_MODEL, "vocab_size", "batch_tokens")}
+        return self.whole(choose(text, seconds, self.speeds, self.fixed | alike))
 
 
 def applied(config: TrainConfig, settings: dict[str, Any]) -> TrainConfig:

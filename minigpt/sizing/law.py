@@ -196,7 +196,9 @@ def choose(text: Text, seconds: float, tokens_per_second: Callable[[Size], float
     `tokens_per_second` is the machine's speed for a size; `fixed` holds fields of `Size` with given values.
     """
     sizes = dict.fromkeys(fitted(size, fixed) for size in candidates(text))
-    made = [(size, seconds * tokens_per_second(size)) for size in sizes]
+    batch = fixed.get("batch_tokens", 0)
+    fit = [size for size in sizes if size.n_head % size.n_kv_head == batch % size.block_size == 0]
+    made = [(size, seconds * tokens_per_second(size)) for size in fit or sizes]
     trained = [train(text, *pair, fixed, most) for pair in made for most in (FEW_PASSES, MOST_PASSES)]
     return min(trained, key=lambda size: (max(0, LEAST_STEPS - size.steps), size.bits_per_byte))
 

@@ -6,7 +6,7 @@ from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.ranks.group import Processes
 from minigpt.sizing.dial import COPIES_RANGE, Dial, applied
-from minigpt.sizing.law import Text, pilot_of
+from minigpt.sizing.law import DECAY, Text, pilot_of
 from minigpt.sizing.speeds import LAUNCHING
 
 
@@ -136,3 +136,40 @@ def test_a_long_budget_on_a_cpu_compiles_if_that_is_faster():
     assert (on, off) == ("on", "off")
     assert 1.2 < more / fewer < 1.5
     assert tokens(1400.0, 20_000)[0] is None  # ten passes over so little text take less time than compiling
+
+
+def dial(*typed, seconds=600.0, compiled=1.0):
+    config = compose("train", ["experiment=text", "data.source=README.md", f"budget={seconds:g}s", *typed])
+
+    def speed(sized, *_):
+        numbers = 12 * sized.model.n_layer * sized.model.n_embd**2 + 4096 * sized.model.n_embd
+        return (compiled if sized.trainer.compile == "on" else 1.0) * 1e10 / numbers
+
+    return Dial(config, "cpu", speed, lambda *_: 2.0, seconds, Processes())
+
+
+@pytest.mark.parametrize("compiled", [0.7, 1.4])
+def test_measuring_compiled_code_keeps_the_number_of_passes(compiled: float):
+    sizer = dial("optimizer=adamw", seconds=3600.0, compiled=compiled)
+    size = sizer.choose(Text(500_000, 2.0, 2.3), 1000, "1h", lambda: 10.0)
+    assert "trainer.compile" in sizer.others
+    assert size.passes < 4.1
+
+
+@pytest.mark.parametrize("typed", ["trainer.micro_batch=16", "model.block_size=4096"])
+def test_a_batch_that_is_made_whole_decays_as_much_in_a_pass(typed: str):
+    size = dial(typed).settle(Text(1_000_000, 2.0, 2.3), 400.0)
+    assert size.weight_decay * size.matrix_lr * size.steps / size.passes == pytest.approx(DECAY, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["char", "byte", "gpt2"])
+def test_no_bpe_dropout_is_forecast_where_none_is_set(name: str):
+    sizer = dial(f"tokenizer={name}")
+    size = sizer.settle(Text(1_000_000, 2.0, 2.3), 400.0)
+    assert size.bpe_dropout == applied(sizer.config, sizer.settings(size)).tokenizer.dropout == 0.0
+
+
+@pytest.mark.parametrize("typed", ["model.n_kv_head=2", "batch_tokens=256"])
+def test_a_size_fits_what_is_typed(typed: str):
+    sizer = dial(typed)
+    applied(sizer.config, sizer.settings(sizer.settle(Text(1_000_000, 2.0, 2.3), 400.0)))
