@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from minigpt.config.compose import compose
-from minigpt.faults import UserFault
+from minigpt.faults import NonFiniteTraining, UserFault
+from minigpt.machine.hardware import find_device
+from minigpt.ranks.group import Processes
 from minigpt.training import output
-from minigpt.training.run import with_epochs
+from minigpt.training.run import measured, with_epochs
 from minigpt.training.state import Clock
 
 
@@ -132,3 +134,10 @@ def test_checkpoints_that_are_a_link_are_refused(run, tmp_path):
     (run.path / "checkpoints").symlink_to(tmp_path / "other")
     with pytest.raises(UserFault, match="checkpoints is a link"):
         run("trainer.max_steps=4")
+
+
+def test_a_trial_that_diverges_is_one_sentence():
+    words = ["experiment=text", "data=stdlib", "model.n_embd=32", "batch_tokens=512", "optimizer.lr=1e20"]
+    config = compose("train", words)
+    with pytest.raises(NonFiniteTraining, match=r"lower optimizer\.lr \(now 1e\+20\)"):
+        measured(config, 500, 20.0, find_device(config), Processes())
