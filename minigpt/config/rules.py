@@ -54,10 +54,11 @@ def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str, 
         yield f"model.attention=rotary needs heads of even width, got {width}. Use model.head_dim={width + 1}."
 
 
-@rule("model.init", "model.attention")
-def induction_needs_rotary(init: str, attention: str) -> Iterator[str]:
-    if init == "induction" and attention != "rotary":
-        yield f"model.init=induction sets rotary attention, got {attention}. Use model.init=normal."
+@rule("model.init", "model.attention", "model.qk_norm")
+def induction_needs_rotary(init: str, attention: str, qk_norm: str) -> Iterator[str]:
+    if init == "induction" and (attention != "rotary" or qk_norm == "none"):
+        got = f"model.attention={attention} model.qk_norm={qk_norm}"
+        yield f"model.init=induction sets rotary attention with a qk_norm, got {got}. Use model.init=normal."
 
 
 @rule("model.n_head", "model.n_kv_head")
