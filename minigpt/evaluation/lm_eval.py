@@ -14,7 +14,7 @@ from minigpt.checkpoint.load import load_checkpoint
 from minigpt.evaluation.questions import Pair, encode_pair, score_pairs
 from minigpt.machine.hardware import probe
 from minigpt.sampling.filters import SamplingOptions
-from minigpt.sampling.write import encode_prompt, start_token, write
+from minigpt.sampling.write import encode_prompt, start_tokens, write
 
 
 @register_model("minigpt")
@@ -43,7 +43,7 @@ class MiniGPT(LM):
         """Return the log-likelihood of each (text,), every token of it predicted, in lm-eval's windows."""
         asked = []
         for request in requests:
-            tokens, start = self.tokenizer.encode(request.args[0]), start_token(self.tokenizer)[0]
+            tokens, start = self.tokenizer.encode(request.args[0]), start_tokens(self.tokenizer)[0][0]
             windows = get_rolling_token_windows(tokens, start, self.block_size, 1)
             asked.append([make_disjoint_window(window) for window in windows])
         return [nats for nats, _ in self._score(asked)]

@@ -32,7 +32,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once
 from minigpt.model.gpt import GPT
-from minigpt.sampling.write import start_token
+from minigpt.sampling.write import start_tokens
 
 Pair = tuple[list[int], list[int]]  # tokens of a context, at least one, and of what may follow it, at least one
 
@@ -138,7 +138,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     whole, before = tokenizer.encode(context + continuation), tokenizer.encode(context)
     differ = (place for place, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b)
     cut = next(differ, min(len(before), len(whole) - 1))
-    return [*tokenizer.start, *whole[:cut]] or [start_token(tokenizer)[0]], whole[cut:]
+    return [*tokenizer.start, *whole[:cut]] or start_tokens(tokenizer)[0][:1], whole[cut:]
 
 
 @torch.inference_mode()

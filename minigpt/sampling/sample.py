@@ -20,7 +20,7 @@ from minigpt.sampling.generate import window_start
 from minigpt.sampling.interactive import prompt_loop
 from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8
 from minigpt.sampling.native.library import NoNativeCode
-from minigpt.sampling.write import encode_prompt, start_token, write
+from minigpt.sampling.write import encode_prompt, start_tokens, write
 from minigpt.screen import note, show
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32, "fp64": torch.float64}
@@ -81,7 +81,7 @@ def write_prompts(
     prompts = prompts or [""]
     encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
     if not all(prompts):
-        note(f"note: an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
+        note(f"note: an empty prompt starts from {start_tokens(loaded.tokenizer)[1]}")
     block_size = loaded.model.config.block_size
     pairs = zip(prompts, encoded, strict=True)
     beginnings = [beginning(number, *pair, block_size) for number, pair in enumerate(pairs, 1)]

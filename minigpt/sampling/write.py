@@ -28,13 +28,13 @@ WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
-    """Return a prompt's tokens after those that begin each text; for an empty prompt, that of `start_token`.
+    """Return a prompt's tokens after those that begin each text; for an empty prompt, `start_tokens`.
 
     A file's bytes need not be UTF-8 if the tokenizer takes any bytes. With `allow_special`, `<|endoftext|>` becomes the
     control token; otherwise it is text.
     """
     if not prompt:
-        return [start_token(tokenizer)[0]]
+        return start_tokens(tokenizer)[0]
     if isinstance(prompt, bytes) and allow_special:
         prompt = prompt.decode("utf-8", "surrogateescape")  # bad bytes become surrogates, which are refused
     if isinstance(prompt, bytes):
@@ -45,18 +45,22 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
     return tokens if tokens[: len(start)] == start else [*start, *tokens]
 
 
-def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
-    """Return token and name of the token from which a text without a prompt starts.
+def start_tokens(tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """Return the tokens from which a text without a prompt starts, and their name.
 
-    It is the file's own token, else end-of-text, else a newline, else token 0.
+    They are the file's own token, else end-of-text and a newline, else a newline, else token 0. A text of one document
+    never taught what follows end-of-text: the newline leads back to it.
     """
-    token = tokenizer.start[0] if tokenizer.start else tokenizer.eot
-    if token is not None:
-        return token, tokenizer.names[token]
+    if tokenizer.rules is not None:
+        token = tokenizer.start[0] if tokenizer.start else tokenizer.rules.eot
+        return [token], tokenizer.names[token]
     try:
-        return tokenizer.encode("\n")[0], "a newline"
+        newline = tokenizer.encode("\n")
+        if tokenizer.eot is not None:
+            return [tokenizer.eot, *newline], f"{tokenizer.names[tokenizer.eot]} and a newline"
+        return newline[:1], "a newline"
     except UserFault:  # the alphabet has none
-        return 0, f"{tokenizer.decode([0])!r}, the first character of its alphabet"
+        return [0], f"{tokenizer.decode([0])!r}, the first character of its alphabet"
 
 
 def write(

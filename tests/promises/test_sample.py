@@ -90,7 +90,7 @@ def test_a_prompt_that_the_window_can_not_hold_is_noted(written):
     out, err = written(f"prompt={'a' * 24}xyzxyz")  # 30 tokens: 25 -> 12 are kept, ... 30 -> 17
     assert out.startswith("aaaaaaaaaaaaaaaaaaaaaaaaxyzxyz")
     assert "prompt 1 has 30 tokens and the model's window 24: it reads the last 17" in err
-    assert "an empty prompt starts from <|endoftext|>" in written()[1]
+    assert "an empty prompt starts from <|endoftext|> and a newline" in written()[1]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Reader
-from minigpt.sampling.write import encode_prompt, gpt_forward, start_token, write
+from minigpt.sampling.write import encode_prompt, gpt_forward, start_tokens, write
 
 BLOCK_SIZE = 11
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -88,10 +88,10 @@ def test_prompts_are_text_bytes_or_control_tokens():
 
 
 def test_an_empty_prompt_starts_somewhere():
-    assert encode_prompt(BYTE, "") == encode_prompt(BYTE, b"") == [256]
-    assert start_token(BYTE) == (256, "<|endoftext|>")
-    assert start_token(CHAR) == (CHAR.encode("\n")[0], "a newline")
-    assert start_token(build_tokenizer("char", alphabet="xyz")) == (0, "'x', the first character of its alphabet")
+    assert encode_prompt(BYTE, "") == encode_prompt(BYTE, b"") == [256, 10]
+    assert start_tokens(BYTE) == ([256, 10], "<|endoftext|> and a newline")
+    assert start_tokens(CHAR) == (CHAR.encode("\n"), "a newline")
+    assert start_tokens(build_tokenizer("char", alphabet="xyz")) == ([0], "'x', the first character of its alphabet")
 
 
 def test_a_gpu_continues_a_text_without_cudnns_attention_and_trains_with_it(monkeypatch):
