@@ -1,6 +1,7 @@
 """The plan of a run: what is printed before its first step, and by `minigpt plan`."""
 
 import re
+from collections.abc import Iterator
 
 from minigpt.config.commands import PlanConfig
 from minigpt.config.convert import flatten, to_dict
@@ -152,13 +153,21 @@ def _passes(train: Split, tokens: int, block_size: int) -> str:
     return ", ".join(f"{tokens * share / size:.2f} passes over {name} ({share:.2%})" for name, share, size in parts)
 
 
-def repetition_warning(config: TrainConfig, train: Split, steps: int | None) -> str | None:
-    """Return a sentence if a text is passed over so often, without dropout, that it will be learned by heart."""
+def length_warnings(config: TrainConfig, train: Split, steps: int | None) -> Iterator[str]:
+    """Yield a sentence if a training ends before its learning rate has risen, and if it learns its text by heart.
+
+    The latter is said of a text that is passed over often without dropout or a strong weight decay.
+    """
+    if steps is None or config.objective.name == "grpo":
+        return
+    tokens, block_size, warmup = config.batch_tokens, config.model.block_size, config.schedule.warmup_steps
+    unit = block_size * config.trainer.devices * config.trainer.nodes * max(1, config.trainer.micro_batch)
+    tenth = unit * max(1, round(0.1 / train.passes(unit, block_size))) if len(train.parts) == 1 else tokens
+    smaller = f" batch_tokens={tenth}" * (tenth < tokens)  # about ten steps a pass
+    if steps <= warmup:
+        rises = f"the learning rate rises until step {warmup:,}, and the training ends at {steps:,}: it learns little"
+        yield f"{rises}. Type schedule.warmup_steps={steps // 10}{smaller}"
     is_regular = config.model.dropout or config.optimizer.weight_decay >= STRONG_DECAY
-    if len(train.parts) > 1 or steps is None or is_regular or config.objective.name == "grpo":
-        return None
-    passes = train.passes(steps * config.batch_tokens, config.model.block_size)
-    if passes <= MANY_PASSES:
-        return None
-    remedies = ", or ".join([*to_type(flatten(to_dict(config))), "fewer steps: trainer.epochs=4"])
-    return f"{passes:.0f} passes over the text without dropout: it is learned by heart. Type {remedies}"
+    if len(train.parts) == 1 and not is_regular and (passes := train.passes(steps * tokens, block_size)) > MANY_PASSES:
+        remedies = ", or ".join([*to_type(flatten(to_dict(config))), f"fewer steps: trainer.epochs=4{smaller}"])
+        yield f"{passes:.0f} passes over the text without dropout: it is learned by heart. Type {remedies}"

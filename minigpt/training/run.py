@@ -30,7 +30,7 @@ from minigpt.machine.torch_setup import set_up_torch
 from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
-from minigpt.report.plan import describe_plan, repetition_warning
+from minigpt.report.plan import describe_plan, length_warnings
 from minigpt.rundir.rows import cut_rows_after
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
@@ -229,7 +229,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     tell(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
     steps = steps_of(config)
     print(describe_plan(config, choices, job.hardware, gpt=module.gpt, prepared=prepared, total_steps=steps))
-    if not (run.path / BUDGET).exists() and (warning := repetition_warning(config, prepared.train, steps)):
+    for warning in [] if (run.path / BUDGET).exists() else length_warnings(config, prepared.train, steps):
         tell(f"WARNING    {warning}")
     fit(module, batches)
     return finish(job, state, module.stop_reason, ask_queue=module.requeue)

@@ -216,10 +216,11 @@ def test_a_short_training_on_the_text_gives_the_law_its_level(texts, tmp_path):
 
 
 def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(run, capsys, tmp_path):
-    words = ("trainer.epochs=5", "batch_tokens=1024")
+    words = ("trainer.epochs=5", "batch_tokens=1024", "schedule.warmup_steps=100")
     assert refuse_changed_run(run(*words), compose("train", run.arguments(*words))) == []
     screen = capsys.readouterr().out
     assert "WARNING    6 passes over the text without dropout: it is learned by heart. Type budget=TIME" in screen
+    assert "rises until step 100, and the training ends at 6: it learns little. Type schedule.warmup_steps=0" in screen
     assert run.rows()[-1]["tokens"] >= 5 * 1080 > run.rows()[-1]["tokens"] - 1024
     path = write_run(tmp_path)
     rows = metric_rows(200)
