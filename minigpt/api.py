@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from minigpt.data.tokenizer import Tokenizer
     from minigpt.model.gpt import GPT
 
-OPTIONS = ("top_k", "top_p", "min_p", "repetition_penalty", "stop")  # of generate(), besides its named parameters
+NAMED = ("max_new_tokens", "temperature", "seed")
+OPTIONS = ("top_k", "top_p", "min_p", "repetition_penalty", "stop")  # of generate(), besides the named ones
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class TrainedGPT:
         """Continue a prompt.
 
         Args:
-            prompt: text; an empty one starts from the end-of-text token, or a newline if there is none.
+            prompt: text; an empty one starts from the end-of-text token and a newline.
             max_new_tokens: tokens to write at most; the model may end its text earlier.
             temperature: 0 takes the likeliest token each time.
             seed: the same seed and options give the same text.
@@ -62,7 +64,7 @@ class TrainedGPT:
             The text that was written, without the prompt.
         """
         if unknown := options.keys() - set(OPTIONS):
-            raise TypeError(f"generate() has no option {min(unknown)!r}; it takes {', '.join(OPTIONS)}")
+            raise TypeError(f"generate() has no option {min(unknown)!r}; it takes {', '.join(NAMED + OPTIONS)}")
         from minigpt.config.check import find_faults
         from minigpt.sampling.filters import options_of
         from minigpt.sampling.write import encode_prompt, write
@@ -138,8 +140,11 @@ def load(run: str | Path, which: str = "best") -> TrainedGPT:
 
 
 def compose(arguments: Sequence[str] = ()) -> TrainConfig:
-    """Return the config that these arguments of `minigpt train` describe, like `["experiment=demo", "seed=2"]`."""
-    return compose_command("train", list(arguments))
+    """Return the config that these arguments of `minigpt train` describe, like `["experiment=demo", "seed=2"]`.
+
+    A text is split as a shell does: "experiment=demo seed=2".
+    """
+    return compose_command("train", shlex.split(arguments) if isinstance(arguments, str) else list(arguments))
 
 
 def train(config: TrainConfig | Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:

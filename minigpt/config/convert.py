@@ -117,7 +117,7 @@ def in_words(kind: Any) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     words |= {SHARES: "sources with their shares like texts/:0.7,more.jsonl:0.3"}
     words |= {dict: 'a JSON object like {"seed": {"choices": [1, 2]}}'}
-    words |= {list: 'a JSON list of strings like ["END", "\\n\\n"]'}
+    words |= {list: 'a text, or a JSON list in quotes like \'["END", "\\n\\n"]\''}
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(as_typed(word) for word in typing.get_args(kind))
     named = kind if kind in words else typing.get_origin(kind)
@@ -174,6 +174,8 @@ def value_from_text(kind: Any, text: str) -> Any:
         if part == SHARES:
             pairs = [pair.rpartition(":") for pair in text.strip(" {}").split(",")]  # a:0.7,b:0.3, in braces or not
             return {name.strip(): float(share) for name, _, share in pairs}
+        if typing.get_origin(part) is list and text[:1] != "[":
+            return [text.replace("\\n", "\n")]  # as one types it
         if typing.get_origin(part) in (list, dict):
             return json.loads(text)
     except (ValueError, RecursionError):

@@ -352,7 +352,7 @@ class SampleConfig(Writer, ModelRef):
     repetition_penalty: float = setting(1.0, "> 1: tokens used before get rarer (CTRL); 1 = off", "watch", above=0)
     num_samples: int = setting(1, "samples per prompt", "watch", aka="n num", low=1)
     seed: int = setting(1337, "randomness follows from seed, sample and position", "watch", low=0, high=2**32 - 1)
-    stop: list[str] = setting([], "JSON list of strings; writing ends before the first", "watch")
+    stop: list[str] = setting([], "text, or JSON list of texts; writing ends before the first", "watch")
     stream: bool = setting(True, "print text as it is made (one prompt, one sample)", "watch")
     interactive: bool = setting(False, "ask for prompts at the terminal", "watch")
     allow_special: bool = setting(False, "let <|endoftext|> in a prompt become the control token", "watch")

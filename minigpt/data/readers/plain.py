@@ -88,6 +88,6 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
         match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
     ):
         guess = match.encoding
-    named = f"data.encoding={guess} if that is its encoding (for all files), " * bool(guess)
+    named = f"data.encoding={guess} if that is the encoding of all files (else write this one as UTF-8), " * bool(guess)
     others = "data.errors=replace to read bad bytes as U+FFFD, tokenizer=byte to train on the bytes as they are"
     return BadFile(f"{wrong}. Type {named}{others}, or {file.remedy} to leave it out")
