@@ -98,6 +98,7 @@ def test_whole_numbers_are_numbers_and_yaml_switches_are_words():
         (int | None, "7", 7),
         (str, "null", "null"),
         (list[str], '["a", "\\n"]', ["a", "\n"]),
+        (list[str], "END\\n", ["END\n"]),
         (list[str], "[" * 100_000, "[" * 100_000),
         (dict[str, float], "a/:0.7,b:0.3", {"a/": 0.7, "b": 0.3}),
         (dict[str, float], "{https://h/a: 1, b: 2}", {"https://h/a": 1.0, "b": 2.0}),
