@@ -53,7 +53,7 @@ class TrainedGPT:
         """Continue a prompt.
 
         Args:
-            prompt: text; an empty one starts from the end-of-text token and a newline.
+            prompt: text; an empty one starts from the end-of-text token, and a newline where texts never followed it.
             max_new_tokens: tokens to write at most; the model may end its text earlier.
             temperature: 0 takes the likeliest token each time.
             seed: the same seed and options give the same text.

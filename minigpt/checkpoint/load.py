@@ -107,7 +107,7 @@ def _load_imported(path: Path) -> LoadedCheckpoint:
     load_weights(model, resize_vocabulary(weights, model), str(path))
     tokenizer = imported_tokenizer(path)
     if isinstance(tokenizer, Tokenizer):
-        config.tokenizer.name = tokenizer.name
+        config.tokenizer.name, tokenizer.begins_texts = tokenizer.name, tokenizer.eot is not None
     return LoadedCheckpoint(model.eval(), cast(Tokenizer, tokenizer), config, {}, path)
 
 

@@ -43,6 +43,7 @@ class Tokenizer:
         control: the names of the control tokens that were added after all other tokens.
         rules: file only: what makes it.
         template: of another program's chat model, how its messages become text; no part of the vocabulary.
+        begins_texts: whether a model's training text has shown what follows end-of-text; no part of the vocabulary.
         dtype: of token arrays, in memory and on disk.
     """
 
@@ -64,6 +65,7 @@ class Tokenizer:
             self._encoder = scheme.encoder(tokens)
             self._table += [b""] * scheme.has_eot
         self.template: ChatTemplate | None = None
+        self.begins_texts = False
         self.eot = rules.eot if rules else self.special.get(END_OF_TEXT)
         self.control = list(control)
         self.special |= {word: number for number, word in enumerate(control, len(self._table))}
@@ -217,8 +219,11 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
         rules = Rules(*(content[field.name] for field in fields(Rules))) if name == "file" else None
         given = [base64.b64decode(token, validate=True) for token in content.get("tokens", [])]
         tokenizer = Tokenizer(name, tokens_of(rules.content)[0] if rules else given, rules, control=control)
-        if tokenizer.to_json() != {key: value for key, value in content.items() if key != "template"}:
+        if tokenizer.to_json() != {
+            key: value for key, value in content.items() if key not in ("template", "begins_texts")
+        }:
             raise ValueError("its settings are not those of its tokens")
+        tokenizer.begins_texts = content.get("begins_texts") is True
         if template := content.get("template"):
             tokenizer.template = ChatTemplate(template["source"], template["names"], frozenset(template["ends"]))
     except Exception as error:  # the library `tokenizers` raises no other

@@ -48,12 +48,14 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
 def start_tokens(tokenizer: Tokenizer) -> tuple[list[int], str]:
     """Return the tokens from which a text without a prompt starts, and their name.
 
-    They are the file's own token, else end-of-text and a newline, else a newline, else token 0. A text of one document
-    never taught what follows end-of-text: the newline leads back to it.
+    They are the file's own token, else end-of-text, else a newline, else token 0. A text of one document never taught
+    what follows end-of-text: a newline after it leads back to the text. Records have no such newline.
     """
     if tokenizer.rules is not None:
         token = tokenizer.start[0] if tokenizer.start else tokenizer.rules.eot
         return [token], tokenizer.names[token]
+    if tokenizer.eot is not None and tokenizer.begins_texts:
+        return [tokenizer.eot], tokenizer.names[tokenizer.eot]
     try:
         newline = tokenizer.encode("\n")
         if tokenizer.eot is not None:

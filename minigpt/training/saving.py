@@ -44,10 +44,11 @@ class Saving:
         config, self.run, self.keep = job.config, job.run, job.config.checkpoint
         plain = redact_values(to_dict(replace(config, run=RunConfig())))
         tokenizer = job.prepared.tokenizer
-        template = {"template": tokenizer.template.to_json()} if tokenizer.template else {}
+        more: dict[str, Any] = {"template": tokenizer.template.to_json()} if tokenizer.template else {}
+        more |= {"begins_texts": True} if tokenizer.begins_texts else {}
         self.fixed: Files = {
             contents.CONFIG: contents.to_json(plain),
-            contents.TOKENIZER: contents.to_json(tokenizer.to_json() | template),
+            contents.TOKENIZER: contents.to_json(tokenizer.to_json() | more),
         }
         self.labels: dict[str, Mapping[str, str]] = {}  # metadata of tensor files, by file name
         if config.adapter.name != "none" and self.run.writes:

@@ -105,6 +105,11 @@ def keep_template(config: TrainConfig, checkpoint: Path | None, prepared: Prepar
         prepared.tokenizer.template = known.template
 
 
+def shows_beginnings(prepared: Prepared) -> bool:
+    """Return whether the training text shows what follows end-of-text, ten times or more in its first tokens."""
+    return int((prepared.train.tokens(0, 1 << 24) == prepared.tokenizer.eot).sum()) >= 10
+
+
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     """Refuse data with too few tokens, or a prompt that its tokenizer can't encode, before anything is written."""
     for split in (prepared.train, prepared.val):

@@ -1,6 +1,6 @@
 """Runs made by commit 25310c3, in fp64: training gives the stored numbers. `golden/NAME.json` was written once.
 
-The last sample of `linear` is of the version from which on a sample without a prompt does not end at once.
+The samples of `softmax` and `linear` are of the version from which on a sample without a prompt starts from a newline.
 """
 
 import json
