@@ -62,8 +62,12 @@ class EvaluateConfig(ModelRef):
     device: Device = setting("auto", "where to compute", "machine")
     encoding: str = setting("utf-8", "encoding of the files", "watch", key="data.encoding")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes not valid in it", "watch", key="data.errors")
-    separator: str | None = setting(None, "between documents of a text", "watch", key="data.separator", literal=True)
-    text_key: str = setting("text", "JSON, CSV, Parquet: key or column of the text", "watch", key="data.key")
+    separator: str | None = setting(
+        None, "between documents of a text; default: the run's", "watch", key="data.separator", literal=True
+    )
+    text_key: str | None = setting(
+        None, "JSON, CSV, Parquet: key or column of the text; default: the run's", "watch", key="data.key"
+    )
 
 
 @dataclass

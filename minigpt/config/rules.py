@@ -131,9 +131,14 @@ def tokenizer_file_is_used(name: str, file: str | None, eot: str | None) -> Iter
             yield f"tokenizer={name} would ignore tokenizer.{key}={shown(value)}. To use it, add tokenizer=file."
 
 
-@rule("data.name", "tokenizer.name", "data.mask_documents", "data.mix")
-def documents_have_ends(name: str, tokenizer: str, mask_documents: bool, mix: Mapping[str, float]) -> Iterator[str]:
+@rule("data.name", "tokenizer.name", "data.mask_documents", "data.separator", "data.mix")
+def documents_have_ends(
+    name: str, tokenizer: str, mask_documents: bool, separator: str | None, mix: Mapping[str, float]
+) -> Iterator[str]:
     conversations = name in CONVERSATIONS
+    if tokenizer == "char" and separator:
+        wrong = "tokenizer=char has no end-of-text: the parts between data.separator would run into each other"
+        yield f"{wrong}. Leave data.separator out, or use tokenizer=byte."
     if tokenizer == "char" and (conversations or mask_documents):
         given = f"data={name}" if conversations else "data.mask_documents=true"
         yield f"{given} needs control tokens such as end-of-text, and tokenizer=char has none. Use tokenizer=byte."

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.commands import EvaluateConfig
+from minigpt.config.convert import shown
+from minigpt.config.schema import DataConfig
 from minigpt.data.batch import document_end
 from minigpt.data.chat.roles import ends_of
 from minigpt.data.readers.document import ReadOptions
@@ -47,6 +49,9 @@ def evaluate(config: EvaluateConfig) -> None:
     block_size = min(loaded.config.model.block_size for loaded in models)
     if stride is not None and stride > block_size:
         raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
+    key, separator = _form_of(config, models[0].config.data)
+    if config.file and (key != DataConfig.key or separator):
+        tell(f"texts are read with data.key={key}" + (f", data.separator={shown(separator)}" if separator else ""))
     texts = [_open_text(path, models, config) for path in config.file]
     questions = [_open_questions(path, models) for path in config.questions]
     scores = [_score_text(path, text, models, stride) for path, text in zip(config.file, texts, strict=True)]
@@ -69,10 +74,17 @@ def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenS
         if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
             encoding = codecs.lookup(config.encoding).name
-            options = ReadOptions(encoding, config.errors, raw, config.text_key, separator=config.separator)
+            key, separator = _form_of(config, models[0].config.data)
+            options = ReadOptions(encoding, config.errors, raw, key, separator=separator)
             progress = Progress(f"reading {path}", file.stat().st_size)
             texts[tokenizer.hash] = read_text(file, tokenizer, options, progress)
     return [texts[loaded.tokenizer.hash] for loaded in models]
+
+
+def _form_of(config: EvaluateConfig, data: DataConfig) -> tuple[str, str | None]:
+    """Return data.key and data.separator: those that were typed, else those of the (first) run."""
+    separator = data.separator if config.separator is None else config.separator
+    return config.text_key or data.key, separator or None
 
 
 def _open_questions(path: str, models: Models) -> tuple[list[Question], list[list[Pair]]]:

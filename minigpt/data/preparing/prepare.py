@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minigpt.config.convert import shown
 from minigpt.config.schema import CONVERSATIONS, DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import display_name
 from minigpt.data.chat.roles import with_roles
@@ -28,7 +29,7 @@ from minigpt.data.prepared import FORMAT, DamagedShards, Prepared, locked, mixed
 from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
 from minigpt.data.preparing.units import UNITS, Scan, SplitPlan, Unit, encode_unit, scan_unit, units_of
-from minigpt.data.readers import holds_records
+from minigpt.data.readers import NAMES, holds_records, reader_of
 from minigpt.data.shards import Shard, fingerprint, open_split, write_sidecar
 from minigpt.data.sources.corpus import Corpus, find_corpus, look_inside
 from minigpt.data.sources.download import SourceGone
@@ -287,12 +288,17 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
     rule, counts, notes = corpus.rule, sum((scan.counts for scan in scans), Counter[str]()), list[str]()
     empty = "conversations without an answer" if corpus.options.chat else "records without text"
     surprises = {"not_utf8": "documents are not UTF-8 and taken as bytes", "empty": f"{empty} are passed over"}
+    if corpus.options.separator and not any(reader_of(file, corpus.options) in NAMES for file in corpus.files):
+        del surprises["empty"]  # nothing is between two separators, or after the last one
     for key, what in surprises.items():
         if first := [scan.first[key] for scan in scans if key in scan.first]:
             notes.append(f"{counts[key]:,} {what}, {first[0]} first")
     if counts["separators"] >= 10 and not any(holds_records(file, corpus.options) for file in corpus.files):
         reading = f"{END_OF_TEXT} stands {counts['separators']:,} times in the text, and is read as text"
         notes.append(f"{reading}. If it separates documents: 'data.separator={END_OF_TEXT}'")
+    if corpus.options.separator and counts["documents"] <= len(corpus.files):
+        windows = r"with Windows line ends, '\n' is '\r\n' in it"
+        notes.append(f"data.separator={shown(corpus.options.separator)} divides none of the files; {windows}")
     held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
     is_fair = fraction / 10 <= held_out <= 5 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES

@@ -11,7 +11,7 @@ HEAD_BYTES = 512  # by which a file that is no text is recognised
 DOCUMENT_HEAD_BYTES = 1 << 20  # of a document, by whose hash its side of the split is chosen
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GUESS_BYTES = 1 << 15  # before and after a byte that is no UTF-8, by which its encoding is guessed
-COMMON = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949"]  # tried first
+COMMON = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1253", "cp1255"]  # tried first
 
 # The first bytes of files that are no text. What is not listed is known by its NUL bytes.
 _KINDS = {

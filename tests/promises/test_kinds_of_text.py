@@ -1,0 +1,64 @@
+"""Records of one line, as people have them: names, posts, poems."""
+
+import json
+
+import pytest
+
+import minigpt
+from minigpt import cli
+from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.data.preparing.prepare import prepare
+from minigpt.faults import UserFault
+from tests.conftest import printed
+
+SMALL = ["model.n_layer=1", "model.n_head=1", "model.n_embd=8", "model.block_size=8", "batch_tokens=32"]
+SMALL += ["trainer.max_steps=2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "form"),
+    [
+        ("names.txt", "".join(f"name{number}\n" for number in range(99)), "data.separator=\\n"),
+        ("posts.csv", "id,body\n" + "".join(f"{number},post{number}\n" for number in range(99)), "data.key=body"),
+    ],
+)
+def test_evaluate_reads_a_file_as_the_run_did(tmp_path, name, text, form):
+    (tmp_path / name).write_text(text)
+    where = [f"data.source={tmp_path / name}", f"data.dir={tmp_path}", f"run.dir={tmp_path / 'run'}"]
+    minigpt.train(["data=text", "tokenizer=byte", form, *where, *SMALL])
+    for typed in ([], [form]):
+        figures = tmp_path / f"{len(typed)}.json"
+        cli._dispatch(["evaluate", str(tmp_path / "run"), f"file={tmp_path / name}", f"json={figures}", *typed])
+    assert json.loads((tmp_path / "0.json").read_text()) == json.loads((tmp_path / "1.json").read_text())
+
+
+def test_a_newline_at_the_end_is_no_record_and_a_separator_that_divides_nothing_is_named(tmp_path):
+    (tmp_path / "names.txt").write_text("anna\nbert\ncarl\n" * 20)
+    (tmp_path / "poems.txt").write_bytes(b"one\r\n\r\ntwo\r\n\r\n" * 40)
+
+    def said(name, separator):
+        data = DataConfig(name="text", source=str(tmp_path / name), dir=str(tmp_path), separator=separator)
+        return "\n".join(printed(lambda: prepare(data, TokenizerConfig("byte")))[1])
+
+    assert "passed over" not in said("names.txt", "\\n")
+    assert "divides none of the files" in said("poems.txt", "\\n\\n")
+    assert "divides none" not in said("poems.txt", "\\r\\n\\r\\n")
+
+
+def test_char_has_no_end_of_text_to_put_between_records():
+    with pytest.raises(UserFault, match="would run into each other"):
+        minigpt.compose(["data=text", "data.source=names.txt", "tokenizer=char", "data.separator=\\n"])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1255", "לא ניתן לפתוח את הקובץ. המסמך נשמר בהצלחה, אבל התיקייה אינה קיימת\n"),
+        ("cp1253", "Δεν είναι δυνατό το άνοιγμα του αρχείου. Το έγγραφο αποθηκεύτηκε επιτυχώς\n"),
+    ],
+)
+def test_the_encoding_of_a_text_is_guessed(tmp_path, encoding, text):
+    (tmp_path / "novel.txt").write_bytes((text * 40).encode(encoding))
+    data = DataConfig(name="text", source=str(tmp_path / "novel.txt"), dir=str(tmp_path))
+    with pytest.raises(UserFault, match=f"data.encoding={encoding} "):
+        prepare(data, TokenizerConfig("bpe", vocab_size=300))
