@@ -20,7 +20,7 @@ REPEATS, NEW_REPEATS = 15.0, 2.5
 # Each doubling of more than FEW_PASSES adds so much to overfitting; less if the run ends with the mean of its weights.
 FEW_PASSES, BY_HEART, BY_HEART_AVERAGED = 4.0, 0.12, 0.02
 AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2, "bpe_dropout": 0.05}  # in more than FEW_PASSES
-DROPOUT_SAVES = 0.008  # of the loss, in more than FEW_PASSES
+DROPOUT_SAVES, DROPOUT_BELOW = 0.008, 1.5e6  # of the loss, in more than FEW_PASSES; bytes of text: a larger one loses
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
 PILOT_RANGE, REACH = 0.08, 1e7  # the same with a long pilot, up to so many tokens of training
@@ -211,7 +211,8 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most:
     weight_decay = round(min(MOST_DECAY, DECAY * passes / (size.matrix_lr * steps)), 2)
     chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay}
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
-    chosen |= AVERAGED if passes > FEW_PASSES and given.get("average_fraction", 1.0) else {}
+    if passes > FEW_PASSES and given.get("average_fraction", 1.0):
+        chosen |= AVERAGED | ({} if text.bytes < DROPOUT_BELOW else {"bpe_dropout": 0.0})
     size = replace(size, passes=passes, **{**chosen, **given})
     bits, error = bits_per_byte(text, size), max(text.error, RANGE if size.tokens >= REACH else 0.0)
     return replace(size, bits_per_byte=bits, low=(1 - error) * bits, high=(1 + error) * bits)

@@ -93,11 +93,12 @@ def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
 def test_weights_are_averaged_where_a_text_is_seen_often_but_not_in_a_pilot():
     once = choose(PYTHON, 60, speed, {})
     often = train(NOTES, once, 6 * NOTES.bytes / NOTES.bytes_of(1, once.vocab_size), {})
+    large = train(PYTHON, once, 6 * PYTHON.bytes / PYTHON.bytes_of(1, once.vocab_size), {})
     pilot = pilot_of(NOTES, {}, 8)
-    assert min(often.passes, pilot.passes) > law.FEW_PASSES
-    assert [size.average_fraction for size in (once, often, pilot)] == [0.0, 0.4, 0.0]
-    assert [size.final_lr_fraction for size in (once, often, pilot)] == [0.0, 0.2, 0.0]
-    assert [size.bpe_dropout for size in (once, often, pilot)] == [0.0, 0.05, 0.0]
+    assert min(often.passes, large.passes, pilot.passes) > law.FEW_PASSES
+    assert [size.average_fraction for size in (once, often, large, pilot)] == [0.0, 0.4, 0.4, 0.0]
+    assert [size.final_lr_fraction for size in (once, often, large, pilot)] == [0.0, 0.2, 0.2, 0.0]
+    assert [size.bpe_dropout for size in (once, often, large, pilot)] == [0.0, 0.05, 0.0, 0.0]
     without = choose(NOTES, 60, speed, {"average_fraction": 0.0})
     assert (without.average_fraction, without.final_lr_fraction) == (0.0, 0.0)
     assert often.bits_per_byte < bits_per_byte(NOTES, replace(often, average_fraction=0.0))
