@@ -46,7 +46,7 @@ def plot_sizes(sizes: Mapping[str, Size], text: Text, path: Path) -> None:
         lines = sorted([(text.kneser_ney, "7-gram"), (text.xz, "xz")])
         for (bits, name), side in zip(lines, ("top", "bottom"), strict=True):  # of the line, so that names keep apart
             axes.axhline(bits, color=BASELINE, linestyle="--")
-            axes.text(times[0], bits, name, color=BASELINE, va=side)
+            axes.text(times[-1], bits, name, color=BASELINE, ha="right", va=side)
         axes.set_xscale("log")
         axes.set_xticks(times, list(sizes))
         axes.minorticks_off()
