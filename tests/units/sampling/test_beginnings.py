@@ -3,7 +3,6 @@
 import pytest
 
 import minigpt
-from minigpt.data.tokenizer import build_tokenizer
 from minigpt.sampling.write import start_tokens
 
 SMALL = ["model.n_layer=1", "model.n_head=1", "model.n_embd=8", "model.block_size=8", "batch_tokens=32"]
@@ -17,7 +16,3 @@ def test_a_text_starts_from_end_of_text_if_the_training_text_showed_what_follows
     where = [f"data.source={tmp_path / 'names.txt'}", f"data.dir={tmp_path}", f"run.dir={tmp_path / 'run'}"]
     run = minigpt.train(["data=text", "tokenizer=byte", *where, *separator, *SMALL])
     assert start_tokens(run.load().tokenizer)[0] == start
-
-
-def test_a_tokenizer_of_no_model_starts_from_a_newline_too():
-    assert start_tokens(build_tokenizer("byte"))[0] == [256, 10]
