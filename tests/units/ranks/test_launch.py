@@ -37,7 +37,9 @@ with Signals() as signals:
     while signals.received is None:
         time.sleep(0.01)
     (folder / f"received-{rank}").write_text(signal.Signals(signals.received).name)
-    time.sleep(float(sys.argv[3]))
+    ends = time.monotonic() + float(sys.argv[3])
+    while time.monotonic() < ends:  # a signal just before one long sleep would be seen after it
+        time.sleep(0.05)
     sys.exit(75)
 """
 

@@ -17,7 +17,8 @@ from minigpt.ranks.signals import Signals
 with Signals() as signals:
     signals.noted_only = True
     print("ready", flush=True)
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)  # a signal just before a long sleep would be seen after it
 """
 
 
