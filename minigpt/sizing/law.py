@@ -24,6 +24,7 @@ DROPOUT_SAVES, DROPOUT_BELOW = 0.008, 1.5e6  # of the loss, in more than FEW_PAS
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
 PILOT_RANGE, REACH = 0.08, 1e7  # the same with a long pilot, up to so many tokens of training
+LEAST_MEASURED, SMALL_RANGE = 2e5, 0.25  # bytes of a text; the error below
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most:
         chosen |= AVERAGED | ({} if text.bytes < DROPOUT_BELOW else {"bpe_dropout": 0.0})
     size = replace(size, passes=passes, **{**chosen, **given})
     bits, error = bits_per_byte(text, size), max(text.error, RANGE if size.tokens >= REACH else 0.0)
+    error = SMALL_RANGE if text.bytes < LEAST_MEASURED else error
     return replace(size, bits_per_byte=bits, low=(1 - error) * bits, high=(1 + error) * bits)
 
 
@@ -284,6 +286,6 @@ def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
 
 def outside(text: Text, size: Size) -> str:
     """Return a warning if a size or its text is outside the range of the law's measurements, else ""."""
-    is_inside = 2e11 <= 6.0 * size.multiplied * size.tokens <= 1e14 and 2e5 <= text.bytes <= 2e7
+    is_inside = 2e11 <= 6.0 * size.multiplied * size.tokens <= 1e14 and LEAST_MEASURED <= text.bytes <= 2e7
     wrong = "this is outside of what the law was measured on (2e11 to 1e14 FLOPs, 0.2 to 20 MB of text): trust it less"
     return "" if is_inside else wrong

@@ -51,6 +51,8 @@ def test_a_longer_pilot_has_a_narrower_range(times: float, error: float):
     text = leveled(PYTHON, pilot, bits_per_byte(PYTHON, pilot))
     near, far = (train(text, next(candidates(text)), tokens, {}) for tokens in (2e6, 2e7))
     assert [round(1 - size.low / size.bits_per_byte, 2) for size in (near, far)] == [error, max(error, RANGE)]
+    few = law.train(replace(text, bytes=60_000), near, 1e5, {})  # 60 kB of names, by characters: 27 % off
+    assert 1 - few.low / few.bits_per_byte == pytest.approx(law.SMALL_RANGE)
     assert pilot.tokens == pytest.approx(min(times, 8) * 2**17, rel=0.05)
 
 
