@@ -40,7 +40,8 @@ PRESETS = {
     "350m": Preset(_settings(24, 16, 1024, 1024, 16, *GPT2), steps=40, vocab_size=50257, new_tokens=64),
 }
 WARM_UP = 10  # optimizer steps at the beginning of each measurement that don't count
-TAKEN = ("data", "tokenizer", "run.", "init", "experiment", "budget", "validate", "trainer.max_", "trainer.devices")
+OF_TEXT = ("data", "tokenizer", "run.", "init", "experiment", "budget", "validate")
+TAKEN = (*OF_TEXT, "trainer.max_", "trainer.epochs", "trainer.devices")
 
 
 def read_benchmark(arguments: Sequence[str]) -> tuple[BenchmarkConfig, list[str]]:

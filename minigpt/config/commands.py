@@ -221,7 +221,8 @@ class LookConfig(ModelRef):
 class BenchmarkConfig(TrainConfig):
     """Measure minigpt's speed on this machine. Takes the settings of `train`, too.
 
-    The text is made on the spot; nothing is downloaded. benchmarks/peers.py compares with others.
+    The text is made on the spot (data=, tokenizer= and experiment= are refused); steps= sets the
+    length. benchmarks/peers.py compares with others.
 
     Examples:
       minigpt benchmark preset=c0

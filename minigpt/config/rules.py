@@ -100,7 +100,7 @@ def texts_are_there(
         yield f"data={name} needs your {'text' if name == 'text' else 'conversations'}. Add data.source=FILE_OR_DIR."
     elif not mix and name not in ("text", "chat") and (val_source or (source and name != "shakespeare_char")):
         choices = "experiment=text (about a minute) or budget=20min (sized for your time)"
-        remedy = f"To train on your text, add {choices}; of other commands, and with settings of your own, data=text."
+        remedy = f"To train on your text, add {choices}; for another command or your own settings, data=text."
         yield f"data={name} would ignore data.source and data.val_source. {remedy}"
     for source, share in mix.items():
         if not share > 0:

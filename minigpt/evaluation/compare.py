@@ -100,7 +100,7 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
     splits = {run.val.fingerprint: run.val for run in runs}
     texts = {key: hash(val.tokenizer.decode_bytes(val.tokens(0, len(val)))) for key, val in splits.items()}
     faults = [
-        f"{run.path} is validated on another text than {first.path}. Use the same data keys"
+        f"{run.path} is validated on another text than {first.path}. Use the same settings data.*"
         for run in others
         if texts[run.val.fingerprint] != texts[first.val.fingerprint]
     ]

@@ -25,7 +25,7 @@ from minigpt.evaluation.texts import TextScore, score_text, write_tokens
 from minigpt.faults import UserFault
 from minigpt.files import write_json, writing
 from minigpt.machine.hardware import probe
-from minigpt.screen import Progress, size_text, tell
+from minigpt.screen import Progress, number_of, size_text, tell
 
 Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 Figures = dict[str, Any]  # as JSON
@@ -119,7 +119,7 @@ def _score_text(path: str, texts: list[TokenSplit], models: Models, stride: int 
 def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: Models) -> Figures:
     """Let the models answer questions and print the figures; return them."""
     questions, pairs_of_models = opened
-    tell(f"\n{path}: {len(questions):,} questions")
+    tell(f"\n{path}: {number_of(len(questions), 'question')}")
     answers = []
     for name, loaded, pairs in zip(_names(models), models, pairs_of_models, strict=True):
         answers.append(judge(questions, score_pairs(loaded.model, pairs, ends=ends_of(loaded.tokenizer))))

@@ -166,7 +166,8 @@ def length_warnings(config: TrainConfig, train: Split, steps: int | None) -> Ite
     smaller = f" batch_tokens={tenth}" * (tenth < tokens)  # about ten steps a pass
     if steps <= warmup:
         rises = f"the learning rate rises until step {warmup:,}, and the training ends at {steps:,}: it learns little"
-        yield f"{rises}. Type schedule.warmup_steps={steps // 10}{smaller}"
+        more = smaller if config.trainer.epochs or config.trainer.max_tokens else ""  # of so many steps: fewer tokens
+        yield f"{rises}. Type schedule.warmup_steps={steps // 10}{more}"
     is_regular = config.model.dropout or config.optimizer.weight_decay >= STRONG_DECAY
     if len(train.parts) == 1 and not is_regular and (passes := train.passes(steps * tokens, block_size)) > MANY_PASSES:
         remedies = ", or ".join([*to_type(flatten(to_dict(config))), f"fewer steps: trainer.epochs=4{smaller}"])

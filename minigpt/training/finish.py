@@ -117,7 +117,7 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
 def tell_finished(run: RunDirectory, state: RunState, limit: str) -> None:
     """Print that the run was finished before, its results, and how to start another."""
     if run.writes:
-        tell(f"This run is finished: {state.step:,} steps, its trainer.{limit}.")
+        tell(f"This run is finished: {state.step:,} steps, and trainer.{limit} allows no more.")
         print_results(run)
         tell("Another run    the same command with run.dir=NEW_DIR or another seed")
         tell(f"A longer run   the same command with run.dir={run.path} and a larger trainer.{limit}")

@@ -221,6 +221,9 @@ def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(
     screen = capsys.readouterr().out
     assert "WARNING    6 passes over the text without dropout: it is learned by heart. Type budget=TIME" in screen
     assert "rises until step 100, and the training ends at 6: it learns little. Type schedule.warmup_steps=0" in screen
+    assert screen.count("batch_tokens=") == 2
+    run("trainer.max_steps=6", *words[1:], f"run.dir={tmp_path / 'steps'}")
+    assert "Type schedule.warmup_steps=0\n" in capsys.readouterr().out  # smaller batches would only learn from less
     assert run.rows()[-1]["tokens"] >= 5 * 1080 > run.rows()[-1]["tokens"] - 1024
     path = write_run(tmp_path)
     rows = metric_rows(200)

@@ -39,7 +39,7 @@ def test_the_benchmark_prints_tokens_per_second_and_mfu(capsys, monkeypatch):
 
 
 def test_what_the_benchmark_gives_itself_is_refused_by_name():
-    for word in ("data.source=x", "run.dir=x", "trainer.max_steps=3", "trainer.devices=2"):
+    for word in ("data.source=x", "run.dir=x", "trainer.max_steps=3", "trainer.epochs=1", "trainer.devices=2"):
         with pytest.raises(UserFault, match=f"{word}: a benchmark makes its text"):
             read_benchmark([word])
     with pytest.raises(UserFault, match=r"benchmarks/peers\.py"):

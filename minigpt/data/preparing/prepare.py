@@ -306,7 +306,7 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
         rule = "tail"
         share = f"{counts['val_bytes']:,} of {counts['bytes']:,} bytes of {number_of(counts['documents'], 'document')}"
         instead = "the text is cut near its end instead; data.val_source=FILE chooses what to validate on"
-        notes.append(f"split by whole documents, validation has {share}: {instead}")
+        notes.append(f"split by whole documents, validation would have {share}: {instead}")
     if rule == "tail":
         border = int(counts["characters"] * (1 - fraction))
     starts = [0, *itertools.accumulate(scan.counts["characters"] for scan in scans)]
