@@ -124,6 +124,12 @@ def encoding_is_known(encoding: str) -> Iterator[str]:
         yield f"data.encoding={shown(encoding)} is not a text encoding that Python knows. Use utf-8, latin-1 ..."
 
 
+@rule("data.encoding", "data.separator")
+def separator_has_one_form(encoding: str, separator: str | None) -> Iterator[str]:
+    if separator and encoding.lower().replace("_", "-") in ("utf-16", "utf-32"):
+        yield f"data.separator needs the order of bytes: data.encoding={encoding}-le (Windows) or {encoding}-be"
+
+
 @rule("tokenizer.name", "tokenizer.file", "tokenizer.eot")
 def tokenizer_file_is_used(name: str, file: str | None, eot: str | None) -> Iterator[str]:
     for key, value in (("file", file), ("eot", eot)):

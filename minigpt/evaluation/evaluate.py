@@ -51,7 +51,8 @@ def evaluate(config: EvaluateConfig) -> None:
         raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
     key, separator = _form_of(config, models[0].config.data)
     if config.file and (key != DataConfig.key or separator):
-        tell(f"texts are read with data.key={key}" + (f", data.separator={shown(separator)}" if separator else ""))
+        divided = f", data.separator={shown(separator)}".replace(r"\\", "\\")  # as one types it
+        tell(f"texts are read with data.key={key}{divided if separator else ''}")
     texts = [_open_text(path, models, config) for path in config.file]
     questions = [_open_questions(path, models) for path in config.questions]
     scores = [_score_text(path, text, models, stride) for path, text in zip(config.file, texts, strict=True)]

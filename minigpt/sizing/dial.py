@@ -308,6 +308,8 @@ def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: flo
 
     `budget` is budget.json, `rows` metrics.jsonl, `seconds` the time of the whole command; None of a continued run.
     """
+    if rows and rows[-1]["step"] > budget["settings"]["trainer.max_steps"]:
+        return []  # it was continued with more steps than the forecast is for
     bits = [row["val/bits_per_byte"] for row in rows if row.get("val/bits_per_byte")]
     reached = f"; reached {min(bits):.3f}" if bits else ""
     foretold, low, high = (budget[key] for key in ("predicted_bits_per_byte", "low", "high"))

@@ -87,7 +87,6 @@ def test_a_folder_is_prepared_once_however_it_is_spelled(folder):
 def test_a_pattern_stands_for_a_file_or_a_folder(folder):
     for name in ("src/a.py", "src/A.TXT", "src/deep/b.py", "build/c.py", "d.py"):
         write(folder / "t" / name, name)
-    write(folder / "runs" / "mine" / "metrics.jsonl", '{"step": 1}')
 
     def read(source="t", **keys) -> list[str]:
         return sorted(text for side in documents(made(source, val_fraction=0.3, **keys)[0]) for text in side if text)
@@ -100,6 +99,19 @@ def test_a_pattern_stands_for_a_file_or_a_folder(folder):
     assert read("t/d.py,t/src", exclude="d.py,*.TXT") == ["src/a.py", "src/deep/b.py"]
     with pytest.raises(UserFault, match=r"data.source holds no text; left out 1 \(in data.exclude=d.py\)"):
         made("t/d.py", exclude="d.py")
+
+
+def test_a_glob_leaves_out_what_a_folder_leaves_out(folder):
+    for name in ("a.py", "sub/b.py", "venv/lib/c.py", "sub/node_modules/d.py", "runs/mine/e.py", "data/text-x/f.py"):
+        write(folder / "t" / name, f"the text of {name}")
+    write(folder / "t" / "runs" / "mine" / "metrics.jsonl", '{"step": 1}')
+    write(folder / "t" / "data" / "text-x" / "prepared.json", "{}")
+    (folder / "t" / "linked").symlink_to(folder / "t" / "sub")
+    for source in ("t", "t/**/*.py", "t/*"):
+        said = "\n".join(made(source, val_fraction=0.3)[1])
+        named = "reading 2 files", "(installed packages): sub/node_modules, venv", "tokens of minigpt): data/text-x"
+        assert all(why in said for why in (*named, "run of minigpt): runs/mine", "link to a folder): linked"))
+    assert made("t/venv/**/*.py")[0].summary["documents"] == 1  # typed
 
 
 def test_a_folder_with_one_book_is_cut_at_its_end(folder):

@@ -298,7 +298,8 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
         notes.append(f"{reading}. If it separates documents: 'data.separator={END_OF_TEXT}'")
     if corpus.options.separator and counts["documents"] <= len(corpus.files):
         windows = r"with Windows line ends, '\n' is '\r\n' in it"
-        notes.append(f"data.separator={shown(corpus.options.separator)} divides none of the files; {windows}")
+        separator = shown(corpus.options.separator).replace(r"\\", "\\")  # as one types it
+        notes.append(f"data.separator={separator} divides none of the files; {windows}")
     held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
     is_fair = fraction / 10 <= held_out <= 5 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES

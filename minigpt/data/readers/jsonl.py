@@ -41,6 +41,8 @@ def document_of(file: File, options: ReadOptions, place: str, line: bytes) -> Do
 def _text_of(record: Any, options: ReadOptions) -> bytes:
     if isinstance(record, dict) and isinstance(text := record.get(options.key, 0), str | None):
         return (text or "").encode("utf-8", options.errors)
+    if isinstance(record, list):
+        raise BadRecord("the line is an array of records. Give one record a line, or name the file .json")
     texts = [name for name in record if isinstance(record[name], str)] if isinstance(record, dict) else []
     keys = " or ".join(f"data.key={key}" for key in texts[:5] or ["KEY"]) + "; of conversations: data=chat"
     raise BadRecord(f"the record {json.dumps(record)[:60]} has no text under {options.key!r}. Name another key: {keys}")

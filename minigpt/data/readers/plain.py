@@ -32,7 +32,8 @@ def read_plain(file: File, options: ReadOptions, begin: int = 0, end: int | None
         yield Document(file.label, _utf8(file, options, file.chunks(begin, end), begin), head)
         return
     separator = options.separator.replace("\\r", "\r").replace("\\n", "\n")  # as one types them
-    for offset, record in records(file, separator.encode(options.encoding), begin, end):
+    mark = "".encode(options.encoding)  # of utf-8-sig
+    for offset, record in records(file, separator.encode(options.encoding).removeprefix(mark), begin, end):
         text = record.strip(b"\r\n") if options.encoding == "utf-8" else record
         yield Document(f"{file.label}, byte {offset:,}", _utf8(file, options, iter([text]), offset))
 
@@ -88,6 +89,8 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
         match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
     ):
         guess = match.encoding
-    named = f"data.encoding={guess} if that is the encoding of all files (else write this one as UTF-8), " * bool(guess)
-    others = "data.errors=replace to read bad bytes as U+FFFD, tokenizer=byte to train on the bytes as they are"
-    return BadFile(f"{wrong}. Type {named}{others}, or {file.remedy} to leave it out")
+    named = f"data.encoding={guess} if that is the encoding of all files (else write this one as UTF-8)"
+    remedies = [named] * bool(guess) + ["data.errors=replace to read bad bytes as U+FFFD"]
+    if file.stamp:  # a text to score has no such settings
+        remedies += ["tokenizer=byte to train on the bytes as they are", f"{file.remedy} to leave it out"]
+    return BadFile(f"{wrong}. Type {', or '.join(remedies)}")

@@ -58,7 +58,7 @@ def _files_at(key: str, place: str, data: DataConfig, prefix: str) -> list[File]
         files = [replace(local_file(path, path.name), is_named=True)]
     else:
         files = _globbed(path, data_dir)
-        if all(file.left_out for file in files):
+        if not files:
             raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
     files = [replace(file, left_out=file.left_out or _pattern_to_skip(file, data)) for file in files]
     return sorted(files, key=lambda file: os.fsencode(file.label))
@@ -80,16 +80,39 @@ def _pattern_to_skip(file: File, data: DataConfig) -> str:
 def _globbed(path: Path, data_dir: Path) -> list[File]:
     """Return the files that a glob names, and all files of the folders that it names. ** names files alone."""
     fixed = next((number for number, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
-    tokens, files = data_dir.resolve(), list[File]()
+    root, deep, skipped, files = Path(*path.parts[:fixed]), "**" in path.parts, dict[Path, str](), list[File]()
     for place in map(Path, glob.glob(str(path), recursive=True)):
-        label = place.relative_to(Path(*path.parts[:fixed])).as_posix()
-        if tokens in (place.resolve(), *place.resolve().parents):
+        label = place.relative_to(root).as_posix()
+        if data_dir.resolve() in (place.resolve(), *place.resolve().parents):
             continue
-        if place.is_file():
-            files.append(local_file(place, label))
-        elif "**" not in path.parts and place.is_dir() and not place.is_symlink():
-            files += _walk(place, f"{label}/", data_dir)
+        # A folder that the glob only passes through was not typed: it is left out as inside a named folder.
+        for folder in [*reversed(place.parents)][len(root.parents) + 1 :] if deep else [place] * place.is_dir():
+            if folder not in skipped:
+                skipped[folder] = why = _why_not_entered(folder, data_dir)
+                files += [File(folder, folder.relative_to(root).as_posix(), left_out=why)] * bool(why)
+            if skipped[folder]:
+                break
+        else:
+            if place.is_file():
+                files.append(local_file(place, label))
+            elif not deep and place.is_dir():
+                files += _walk(place, f"{label}/", data_dir)
     return files
+
+
+def _why_not_entered(folder: Path, data_dir: Path) -> str:
+    """Return why a folder that nobody named is not read, or ""."""
+    if folder.name.startswith("."):
+        return "hidden"
+    if folder.resolve() == data_dir.resolve():
+        return "data.dir"
+    if folder.is_symlink():
+        return "a link to a folder"
+    if folder.name in INSTALLED:
+        return "installed packages"
+    if (folder / "metrics.jsonl").exists():
+        return "a run of minigpt"
+    return "tokens of minigpt" if (folder / "prepared.json").exists() else ""
 
 
 def _walk(root: Path, prefix: str, data_dir: Path) -> list[File]:
@@ -105,14 +128,11 @@ def _walk(root: Path, prefix: str, data_dir: Path) -> list[File]:
         except OSError:
             files.append(File(path, label, left_out=why or "a broken link"))
 
-    tokens, files = data_dir.resolve(), list[File]()
+    files = list[File]()
     for parent, folders, names in os.walk(root, onerror=refuse):
         for name in list(folders):
-            path = Path(parent, name)
-            other = "a link to a folder" if path.is_symlink() else "installed packages" if name in INSTALLED else ""
-            other = other or ("a run of minigpt" if (path / "metrics.jsonl").exists() else "")
-            if why := "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else other:
-                add(path, why)
+            if why := _why_not_entered(Path(parent, name), data_dir):
+                add(Path(parent, name), why)
                 folders.remove(name)
         for name in names:
             add(Path(parent, name), "hidden" if name.startswith(".") else "")

@@ -8,6 +8,8 @@ import minigpt
 from minigpt import cli
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.preparing.prepare import prepare
+from minigpt.data.readers.document import ReadOptions
+from minigpt.data.text import read_text
 from minigpt.faults import UserFault
 from tests.conftest import printed
 
@@ -41,8 +43,31 @@ def test_a_newline_at_the_end_is_no_record_and_a_separator_that_divides_nothing_
         return "\n".join(printed(lambda: prepare(data, TokenizerConfig("byte")))[1])
 
     assert "passed over" not in said("names.txt", "\\n")
-    assert "divides none of the files" in said("poems.txt", "\\n\\n")
+    assert r"data.separator='\n\n' divides none of the files" in said("poems.txt", "\\n\\n")
     assert "divides none" not in said("poems.txt", "\\r\\n\\r\\n")
+
+
+def test_a_separator_divides_text_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "poems.txt").write_bytes("one\n\ntwo\n\nthree".encode("utf-8-sig"))
+    where = {"source": str(tmp_path / "poems.txt"), "dir": str(tmp_path), "separator": "\\n\\n"}
+    prepared = prepare(DataConfig(name="text", encoding="utf-8-sig", **where), TokenizerConfig("byte"))
+    assert prepared.summary["documents"] == 3
+    with pytest.raises(UserFault, match=r"data\.encoding=utf-16-le"):
+        minigpt.compose(["data=text", f"data.source={tmp_path}", "data.encoding=utf-16", "data.separator=x"])
+
+
+def test_a_text_to_score_is_given_no_setting_of_a_corpus(tmp_path):
+    (tmp_path / "a.txt").write_bytes("é".encode("cp1252") * 99)
+    (tmp_path / "rows.jsonl").write_text('[{"text": "one"}, {"text": "two"}]')
+    (tmp_path / "text.txt").write_text("fine\n" * 99)
+    data = DataConfig(name="text", source=str(tmp_path / "text.txt"), dir=str(tmp_path))
+    tokenizer = prepare(data, TokenizerConfig("byte")).tokenizer
+    with pytest.raises(UserFault) as fault:
+        read_text(tmp_path / "a.txt", tokenizer, ReadOptions(), lambda size: None)
+    assert "data.errors=replace" in str(fault.value)
+    assert "data.exclude" not in str(fault.value)
+    with pytest.raises(UserFault, match=r"name the file \.json"):
+        read_text(tmp_path / "rows.jsonl", tokenizer, ReadOptions(), lambda size: None)
 
 
 def test_char_has_no_end_of_text_to_put_between_records():

@@ -5,7 +5,7 @@ import pytest
 from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.ranks.group import Processes
-from minigpt.sizing.dial import COPIES_RANGE, Dial, applied
+from minigpt.sizing.dial import COPIES_RANGE, Dial, applied, outcome
 from minigpt.sizing.law import DECAY, Text, pilot_of
 from minigpt.sizing.speeds import LAUNCHING
 
@@ -173,3 +173,10 @@ def test_no_bpe_dropout_is_forecast_where_none_is_set(name: str):
 def test_a_size_fits_what_is_typed(typed: str):
     sizer = dial(typed)
     applied(sizer.config, sizer.settings(sizer.settle(Text(1_000_000, 2.0, 2.3), 400.0)))
+
+
+def test_a_forecast_is_not_compared_with_a_run_that_was_continued():
+    foretold = {"predicted_bits_per_byte": 2.0, "low": 1.9, "high": 2.1, "seconds": 30, "tokens_per_second": 9}
+    budget = foretold | {"settings": {"trainer.max_steps": 50}}
+    assert outcome(budget, [{"step": 50, "val/bits_per_byte": 2.0}], None)
+    assert not outcome(budget, [{"step": 100, "val/bits_per_byte": 1.8}], None)
