@@ -40,7 +40,7 @@ class Constants:
 
 CONSTANTS = Constants()
 UNTIED = 0.01  # of the loss is saved by an output layer that is not the embedding
-TIED_FROM = 160  # width
+TIED_FROM, TIED_BELOW = 160, 2e6  # width; bytes of text: two layers of this width keep their own for a larger one
 # Two layers or more begin with heads that copy from the context (model.init=induction). They save nothing below
 # UNLEARNED tokens of training. From MASTERED on, a model of a million numbers saves COPIED times what a pointer saves
 # (data/measures/repeats.py), up to MOST_COPIED. As shares of this, each doubling of its numbers adds GROWS, each
@@ -124,10 +124,10 @@ class Size:
     n_hidden: int
     vocab_size: int
     block_size: int
-    tied: bool
     batch_tokens: int
     lr: float
     matrix_lr: float = 0.015
+    tied: bool = False
     dropout: float = 0.0
     weight_decay: float = 0.0
     average_fraction: float = 0.0
@@ -164,9 +164,9 @@ def candidates(text: Text) -> Iterator[Size]:
     longest = max(NEAR, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_PLACE))))
     for layers, width, context, vocabulary in SHAPES:
         heads, hidden = heads_of(width), max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
-        known, window, tied = min(vocabulary, largest), min(context, longest), width >= TIED_FROM
+        known, window = min(vocabulary, largest), min(context, longest)
         for batch in BATCHES:
-            yield Size(layers, width, heads, heads, width // heads, hidden, known, window, tied, batch, lr_of(width))
+            yield Size(layers, width, heads, heads, width // heads, hidden, known, window, batch, lr_of(width))
 
 
 def lr_of(width: int) -> float:
@@ -184,7 +184,7 @@ def fitted(size: Size, given: Mapping[str, Any]) -> Size:
     """Return a size with given values. What they leave open of its heads, MLP and lr follows from its width."""
     width, own = given.get("n_embd", size.n_embd), dict[str, Any]()
     if "n_embd" in given:
-        own = {"n_hidden": math.ceil(8 * width / 3 / 32) * 32, "tied": width >= TIED_FROM, "lr": lr_of(width)}
+        own = {"n_hidden": math.ceil(8 * width / 3 / 32) * 32, "lr": lr_of(width)}
     if given.keys() & {"n_embd", "n_head"}:
         heads = given.get("n_head", heads_of(width))
         own |= {"n_head": heads, "n_kv_head": heads, "head_dim": max(2, width // heads // 2 * 2)}
@@ -210,7 +210,8 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most:
     steps = given.get("steps") or max(1, round(tokens / size.batch_tokens))
     passes = text.bytes_of(steps * size.batch_tokens, size.vocab_size) / text.bytes
     weight_decay = round(min(MOST_DECAY, DECAY * passes / (size.matrix_lr * steps)), 2)
-    chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay}
+    tied = size.n_embd >= TIED_FROM and (size.n_layer > 2 or text.bytes < TIED_BELOW)
+    chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay, "tied": tied}
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     if passes > FEW_PASSES and given.get("average_fraction", 1.0):
         chosen |= AVERAGED | ({} if text.bytes < DROPOUT_BELOW else {"bpe_dropout": 0.0})

@@ -21,7 +21,7 @@ from minigpt.training.start import refuse_changed_run
 from tests.units.report.run_folder import metric_rows, write_lines, write_run
 
 SPEED = 16_000.0
-TINY = law.Size(1, 16, 2, 2, 8, 32, 300, 8, True, 64, lr=0.02)
+TINY = law.Size(1, 16, 2, 2, 8, 32, 300, 8, 64, lr=0.02, tied=True)
 
 
 class Killed(lightning.Callback):

@@ -72,10 +72,11 @@ def test_what_is_given_is_kept():
     assert (size.n_layer, size.dropout, size.steps) == (7, 0.05, 11)
 
 
-def test_small_models_have_an_output_layer_of_their_own_and_count_it():
+def test_small_models_and_two_layers_for_a_large_text_have_an_output_layer_of_their_own_and_count_it():
     small, large = (choose(PYTHON, seconds, speed, {}) for seconds in (20, 3600))
-    assert (small.tied, large.tied) == (False, True)
-    assert small.parameters == small.multiplied + small.vocab_size * small.n_embd
+    wide, of_notes = (choose(text, 20, speed, {"n_layer": 2, "n_embd": 192}) for text in (PYTHON, NOTES))
+    assert [size.tied for size in (small, large, wide, of_notes)] == [False, True, False, True]
+    assert wide.parameters == wide.multiplied + wide.vocab_size * wide.n_embd
     assert large.parameters == large.multiplied
 
 
