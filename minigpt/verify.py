@@ -17,6 +17,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.faults import StoppedEarly, UserFault
 from minigpt.ranks.signals import Signals
 from minigpt.rundir.rows import TIMINGS, read_rows
+from minigpt.screen import number_of
 
 
 def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, folder: Path, seed: int = 0) -> int:
@@ -57,9 +58,9 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
     print("\n".join([f"Compared       {compared}", *(f"Different      {line}" for line in differences)]))
     if not differences:
         shutil.rmtree(folder, ignore_errors=True)
-        print(f"EXACT: killed {done} times, the run ended with the same bytes as the one that was not.")
+        print(f"EXACT: killed {number_of(done, 'time')}, the run ended with the same bytes as the one that was not.")
         return 0
-    print(f"NOT EXACT: killed {done} times, the run ended with other bytes. Both runs are in {folder}")
+    print(f"NOT EXACT: killed {number_of(done, 'time')}, the run ended with other bytes. Both runs are in {folder}")
     if config.trainer.device != "cpu" and not config.trainer.deterministic:
         print("On a GPU, equal bits need trainer.deterministic=true")
     return 1

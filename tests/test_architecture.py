@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "matplotlib numpy optuna torch",
     "training": "__init__ attention checkpoint config data evaluation faults formats invocation "
     "machine model ranks redact report rundir sampling screen seeds sizing lightning numpy torch",
-    "verify": "checkpoint children config faults ranks rundir",
+    "verify": "checkpoint children config faults ranks rundir screen",
 }
 
 # File -> all it may import, where a file is held to less than its room.

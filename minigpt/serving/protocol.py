@@ -135,7 +135,7 @@ def read_request(body: CompletionRequest | ChatRequest, served: Served, config: 
         prompts = read_prompts(body, tokenizer, block_size)
         ends = text_ends(tokenizer)
     if len(prompts) * body.n > most:
-        raise ApiError(400, f"{len(prompts)} prompts with n={body.n} are more than {most} texts", param="prompt")
+        raise ApiError(400, f"n={body.n} asks for {len(prompts) * body.n} texts; at most {most}", param="prompt")
     return Reply(body, Answer(body.model, texts_of(prompts, options, body.n, ends), top), tokenizer, prompts)
 
 

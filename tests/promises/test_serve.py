@@ -107,7 +107,7 @@ def test_harmless_fields_are_tolerated_and_a_large_wish_is_cut_to_the_limit(http
     [
         ({"temperature": -1}, "temperature", "greater than or equal to 0, got -1"),
         ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
-        ({"n": 13}, "prompt", "1 prompts with n=13 are more than 12 texts"),
+        ({"n": 13}, "prompt", "n=13 asks for 13 texts; at most 12"),
         ({"stop": ["\ud800"]}, "stop", "valid string"),
         ({"prompt": [257]}, "prompt", "from 0 to 256"),
         ({"prompt": "\ud800"}, None, "surrogate"),
