@@ -18,7 +18,7 @@ from minigpt.checkpoint import contents, folder
 from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
 from minigpt.config.check import stored_config
 from minigpt.config.schema import TrainConfig
-from minigpt.config.sources import local_path
+from minigpt.config.sources import from_here, local_path
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
@@ -56,8 +56,8 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     if is_imported(path):
         return path
     if not path.is_dir():
-        wrong = "is a file" if path.exists() else "is no such folder"
-        raise UserFault(f"{path} {wrong}. Give a run directory (runs/NAME), a checkpoint in it, or nanoGPT's ckpt.pt")
+        wrong = " is a file." if path.exists() else f" does not exist{from_here(str(path), 'runs')}"
+        raise UserFault(f"{path}{wrong} Give a run directory (runs/NAME), a checkpoint in it, or nanoGPT's ckpt.pt")
     if (path / folder.MANIFEST).is_file():
         return path
     checkpoints = path / "checkpoints" if (path / "checkpoints").is_dir() else path

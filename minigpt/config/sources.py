@@ -34,12 +34,13 @@ def exists(place: str) -> bool:
     return os.path.exists(expand(place))
 
 
-def from_here(path: str) -> str:
-    """Return the end of a sentence on a missing path: where it was looked up, and the closest name beside it."""
-    place = Path(expand(path))
-    names = {*os.listdir(place.parent)} - {place.name} if place.parent.is_dir() else []
-    near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.8)
-    hint = f" Did you mean {place.parent / near[0]}?" if near else ""
+def from_here(path: str, below: str = "") -> str:
+    """Return the end of a sentence on a missing path: where it was looked up, and the closest name there or `below`."""
+    place, hint = Path(expand(path)), ""
+    for folder in (place.parent / below, place.parent):
+        names = [name for name in os.listdir(folder) if folder / name != place] if folder.is_dir() else []
+        near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.8)
+        hint = f" Did you mean {folder / near[0]}?" if near else hint
     return (f" (looked from {os.getcwd()})." if path and not place.is_absolute() else ".") + hint
 
 

@@ -111,7 +111,7 @@ FAULTS = {
     "the same weights": (["a1", "again"], "the same weights"),
     "one run": (["a1"], "two runs or more"),
     "an empty side": (["a1", "vs"], "both sides of `vs`"),
-    "no run": (["a1", "nowhere"], "no such folder"),
+    "no run": (["a1", "nowhere"], "nowhere does not exist"),
     "the same seed twice": (["a1", "b1", "vs", "b2"], "both have seed=1"),
     "tokens elsewhere": (["a1", "b1", "data.dir=nowhere"], "data.dir=DIR"),
 }

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import minigpt
+from minigpt.checkpoint.load import find_checkpoint
 from minigpt.cli import _dispatch
 from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose
@@ -115,6 +116,8 @@ def test_a_run_needs_no_key():
     os.utime("runs/fables", (1, 1))
     os.utime("runs/newer", (2, 2))
     assert fault_of("sample", "fable").endswith("Try checkpoint=runs/fables")
+    with pytest.raises(UserFault, match=r"Did you mean runs/fables\?"):
+        find_checkpoint("fables")
     second = fault_of("sample", "runs/fables", "Once upon a time")
     assert 'is a second checkpoint. Blanks need quotes: "two words". Or type prompt=...' in second
     assert "Did you mean" not in fault_of("evaluate", "runs/fables", "file=runs")
