@@ -14,7 +14,6 @@ from minigpt.report.curves import BASELINE, GRID, INK, TRAIN, VALIDATION, drawin
 from minigpt.sizing.law import (
     FEW_PASSES,
     MOST_PASSES,
-    SHORT_POWER,
     Constants,
     Size,
     Text,
@@ -23,6 +22,7 @@ from minigpt.sizing.law import (
     counted,
     far,
     heads_of,
+    leveled,
     terms,
 )
 
@@ -90,8 +90,9 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
         if row["init"] == "induction" and (row["note"] == "pilot" or is_today):
             size, text = size_of(row), texts[row["text"]]
             text = replace(text, density=size.passes * text.bytes / text.bytes_of(size.tokens, size.vocab_size))
-            deviation = float(np.log(float(row["bits"]) / bits_per_byte(text, size, by)))
-            deviations.setdefault((row["text"], row["note"]), []).append((size.steps, deviation))
+            came = float(row["bits"])
+            level = leveled(text, size, came).level if row["note"] == "pilot" else came / bits_per_byte(text, size, by)
+            deviations.setdefault((row["text"], row["note"]), []).append((size.steps, float(np.log(level))))
     others = [(name, y) for (name, note), rows in deviations.items() if note != "pilot" for _, y in rows]
     for steps in (128, 256, 512, 1024):
         pilots = {
@@ -102,8 +103,7 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
             if 0.9 < n / steps < 1.1
         }
         names = np.array([name for name, _ in others if name in pilots])
-        power = SHORT_POWER if steps == 128 else 1.0
-        left = np.array([y - power * pilots[name] for name, y in others if name in pilots])
+        left = np.array([y - pilots[name] for name, y in others if name in pilots])
         weights = np.array([1 / (names == name).sum() for name in names])
         errors = np.abs(
             [y - np.average(left[names != n], weights=weights[names != n]) for n, y in zip(names, left, strict=True)]
