@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn as nn
@@ -62,15 +61,10 @@ class SelfAttention(nn.Module):
         return explicit_attention(q, k, v, combine_masks(causal, mask))
 
 
-class KeyValueStore(Protocol):
-    """The part of a KV cache that a layer uses: it takes the new keys and values and returns all of them."""
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add new keys and values, (B, G, T, D) each; return the old and the new ones, (B, G, S, D) each."""
-
-
 Angles = tuple[Tensor, Tensor]  # cosines and sines, broadcastable to (B, T, H, D/2): see rotary.py
 Mask = Tensor | Documents | None  # in addition to the causal mask; None = nothing
+# A layer's KV cache: takes new keys and values, (B, G, T, D) each; returns the old and the new ones, (B, G, S, D) each.
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _narrowed(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
@@ -206,18 +200,16 @@ class CausalSelfAttention(nn.Module):
         one_by_one = self.attend is _fused and not dropout and varlen_fits(like, self.head_dim)
         return documents if one_by_one else document_mask(documents.positions)
 
-    def read(self, x: Tensor, cache: KeyValueStore | None, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Tensor, cache: Store | None, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries (B, H, T, D) of x, and the keys and values (B, H, S, D) that the cache then holds."""
         if self.rotary and cache is not None and angles is None:
             raise ValueError("rotary attention: got a cache without angles; wanted those of the new tokens' positions")
         q, k, v = self.project(x, angles)
         if cache is not None:
-            k, v = cache.append(k, v)  # (B, G, S, D)
+            k, v = cache(k, v)  # (B, G, S, D)
         return q, repeat_heads(k, self.n_head), repeat_heads(v, self.n_head)
 
-    def forward(
-        self, x: Tensor, mask: Mask = None, cache: KeyValueStore | None = None, angles: Angles | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask = None, cache: Store | None = None, angles: Angles | None = None) -> Tensor:
         """Attend.
 
         Args:
@@ -234,9 +226,7 @@ class CausalSelfAttention(nn.Module):
         out = self.attend(q, k, v, mask, self.dropout if self.training else 0.0)
         return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
 
-    def weights(
-        self, x: Tensor, mask: Mask = None, cache: KeyValueStore | None = None, angles: Angles | None = None
-    ) -> Tensor:
+    def weights(self, x: Tensor, mask: Mask = None, cache: Store | None = None, angles: Angles | None = None) -> Tensor:
         """Return the weights (B, H, T, S) of `forward`, before dropout: for `record_attention`."""
         q, k, _ = self.read(x, cache, angles)
         return self.weights_of(q, k, _narrowed(mask, q, k))

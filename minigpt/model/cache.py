@@ -15,34 +15,6 @@ from torch.nn import functional
 FIRST_COLUMNS = 256
 
 
-class LayerCache:
-    """One layer's part of a `KVCache`."""
-
-    def __init__(self, cache: "KVCache", layer: int):
-        self.cache = cache
-        self.layer = layer
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append T keys and values, (B, G, T, D) each, to the B rows in use.
-
-        Returns:
-            All keys and values so far, (B, G, S, D) each, S = the longest row's length, new tokens included.
-        """
-        cache, B, T = self.cache, k.shape[0], k.shape[2]
-        cache.reserve(cache.longest + T)
-        keys, values = cache.keys[self.layer, :B], cache.values[self.layer, :B]
-        start = cache.uniform_length
-        if start is not None:  # all rows at one length: a plain slice
-            keys[:, :, start : start + T] = k
-            values[:, :, start : start + T] = v
-        else:
-            columns = cache.positions(T)[:, None, :, None].expand_as(k)
-            keys.scatter_(2, columns, k.to(keys.dtype))  # under autocast they come in 16 bits
-            values.scatter_(2, columns, v.to(values.dtype))
-        S = cache.longest + T
-        return keys[:, :, :S], values[:, :, :S]
-
-
 class KVCache:
     """Keys and values of up to `block_size` tokens per row and layer; the memory grows with the texts.
 
@@ -84,9 +56,24 @@ class KVCache:
         self.uniform_length = self.longest if min(lengths, default=0) == self.longest else None
         self._next: Tensor | None = None
 
-    def layer(self, layer: int) -> LayerCache:
-        """Return one layer's part."""
-        return LayerCache(self, layer)
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append T keys and values of a layer, (B, G, T, D) each, to the B rows in use; `advance` then counts them.
+
+        Returns:
+            All its keys and values so far, (B, G, S, D) each, S = the longest row's length, new tokens included.
+        """
+        B, T, S = k.shape[0], k.shape[2], self.longest + k.shape[2]
+        self.reserve(S)
+        keys, values = self.keys[layer, :B], self.values[layer, :B]
+        start = self.uniform_length
+        if start is not None:  # all rows at one length: a plain slice
+            keys[:, :, start : start + T] = k
+            values[:, :, start : start + T] = v
+        else:
+            columns = self.positions(T)[:, None, :, None].expand_as(k)
+            keys.scatter_(2, columns, k.to(keys.dtype))  # under autocast they come in 16 bits
+            values.scatter_(2, columns, v.to(values.dtype))
+        return keys[:, :, :S], values[:, :, :S]
 
     def positions(self, T: int) -> Tensor:
         """Return (B, T): the positions, and so the columns, of each row's next T tokens; made once for all layers."""

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from minigpt.attention.dropout import Dropout
-from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, Angles, KeyValueStore, Mask
+from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, Angles, Mask, Store
 from minigpt.attention.masks import Documents
 from minigpt.attention.norms import RMSNorm
 from minigpt.attention.rotary import Llama3Scaling
@@ -113,9 +113,7 @@ class Block(nn.Module):
             C, config.n_hidden or None, activation=config.activation, dropout=dropout, bias=bias in (True, "all")
         )
 
-    def forward(
-        self, x: Tensor, mask: Mask = None, cache: KeyValueStore | None = None, angles: Angles | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask = None, cache: Store | None = None, angles: Angles | None = None) -> Tensor:
         x = x + self.attention(self.norm_1(x), mask, cache, angles)
         return x + self.mlp(self.norm_2(x))
 
@@ -252,7 +250,7 @@ class GPT(nn.Module):
             if self.config.checkpoint_activations and self.training and cache is None:
                 x = checkpoint(block, x, hiding, None, turns, use_reentrant=False)
             else:
-                x = block(x, hiding, None if cache is None else cache.layer(layer), turns)
+                x = block(x, hiding, None if cache is None else partial(cache.append, layer), turns)
         if cache is not None:
             cache.advance(T)
         return self.final_norm(x)
