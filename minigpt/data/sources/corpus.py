@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import struct
+import sys
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -43,23 +44,14 @@ _SIDE = re.compile(rf"(?:.*[._-])?({'|'.join(_SIDES)})(?:[._-]\d+)?(?:-of-\d+)?(
 _SIDE_ENDS = (".txt", ".tokens")  # and all that holds records
 _CARDS = ("readme.md", "dataset_infos.json")  # beside a split, and of no side
 
-# Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
-# (idlelib, tkinter, turtle, venv, ...), and without tables that a program wrote (encodings, pydoc_data, token, ...).
-_STDLIB = """
-__future__ _aix_support _collections_abc _compat_pickle _compression _markupbase _osx_support _py_abc
-_pydecimal _pyio _sitebuiltins _strptime _threading_local _weakrefset abc argparse ast asyncio base64 bdb
-bisect bz2 cProfile calendar cmd code codecs codeop collections colorsys compileall concurrent configparser
-contextlib contextvars copy copyreg csv ctypes curses dataclasses datetime dbm decimal difflib dis doctest
-email enum filecmp fileinput fnmatch fractions ftplib functools genericpath getopt getpass gettext glob
-graphlib gzip hashlib heapq hmac html http imaplib importlib inspect io ipaddress json linecache locale
-logging lzma mailbox mimetypes modulefinder multiprocessing netrc ntpath nturl2path numbers opcode operator
-optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib posixpath pprint profile pstats
-pty py_compile pyclbr pydoc queue quopri random re reprlib rlcompleter runpy sched secrets selectors shelve
-shlex shutil signal site smtplib socket socketserver sqlite3 sre_compile sre_constants sre_parse ssl stat
-statistics string struct subprocess symtable sysconfig tabnanny tarfile tempfile textwrap this threading
-timeit tokenize tomllib trace traceback tracemalloc tty types typing unittest urllib uuid warnings wave
-weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
-""".split()  # noqa: SIM905  a list of 164 lines does not read better
+# Modules that 3.11, 3.12 and 3.13 do not all have, those that Linux distributions put into packages of their own
+# (idlelib, tkinter, turtle, venv, ...), and tables that a program wrote (encodings, pydoc_data, token, ...).
+_LEFT_OUT = """
+_android_support _apple_support _bootsubprocess _colorize _ios_support _opcode_metadata _pydatetime _pylong _pyrepl
+aifc antigravity asynchat asyncore cgi cgitb chunk crypt distutils encodings ensurepip idlelib imghdr imp keyword
+lib2to3 mailcap msilib nntplib pipes pydoc_data smtpd sndhdr stringprep sunau telnetlib tkinter token turtle turtledemo
+uu venv xdrlib
+""".split()  # noqa: SIM905  a list of 43 lines does not read better
 _GENERATED = {"html/entities.py", "re/_casefix.py"}
 
 
@@ -244,7 +236,8 @@ def _by_names(files: list[File], rule: str, options: ReadOptions) -> tuple[list[
 
 def _stdlib() -> list[File]:
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for module in _STDLIB for path in (root / f"{module}.py", *(root / module).rglob("*.py"))]
+    modules = sys.stdlib_module_names.difference(_LEFT_OUT)
+    paths = [path for module in modules for path in (root / f"{module}.py", *(root / module).rglob("*.py"))]
     labels = {path.relative_to(root).as_posix(): path for path in paths if path.is_file()}
     return [
         local_file(path, label)
