@@ -15,8 +15,6 @@ from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 
-_IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
-
 
 def encode_documents(
     tokenizer: Tokenizer, documents: Iterable[Iterable[bytes]], progress: Callable[[int], object] = lambda n_bytes: None
@@ -32,10 +30,9 @@ def encode_documents(
         in_word = False
         for chunk in filter(None, chunks):
             yield chunk
-            is_space = _IS_SPACE[np.frombuffer(chunk, np.uint8)]
-            begins = ~is_space & np.concatenate([[not in_word], is_space[:-1]])
-            in_word = not is_space[-1]
-            counts.update(bytes=len(chunk), words=int(begins.sum()), lines=chunk.count(b"\n"))
+            words = len(chunk.split()) - (in_word and not chunk[:1].isspace())  # a word may be cut
+            in_word = not chunk[-1:].isspace()
+            counts.update(bytes=len(chunk), words=words, lines=chunk.count(b"\n"))
             progress(len(chunk))
 
     for chunks in documents:
