@@ -152,10 +152,8 @@ def _kernel_dtype(x: Tensor) -> torch.dtype:
 def require_one_width(q: Tensor, k: Tensor) -> None:
     """Refuse queries and keys of different widths."""
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"attention: got queries of width {q.shape[-1]} and keys of width {k.shape[-1]}; "
-            "wanted the same width: project both to one d_k"
-        )
+        got = f"queries of width {q.shape[-1]} and keys of width {k.shape[-1]}"
+        raise ValueError(f"attention: got {got}; wanted the same width: project both to one d_k")
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:
@@ -191,8 +189,6 @@ def head_width(n_embd: int, n_head: int) -> int:
     """
     if n_head < 1 or n_embd % n_head:
         below = n_embd - n_embd % max(n_head, 1)
-        raise ValueError(
-            f"attention: got n_embd={n_embd} and n_head={n_head}; wanted a width that the heads divide: "
-            f"n_embd={below or n_head} or n_embd={below + n_head}"
-        )
+        wanted = f"a width that the heads divide: n_embd={below or n_head} or n_embd={below + n_head}"
+        raise ValueError(f"attention: got n_embd={n_embd} and n_head={n_head}; wanted {wanted}")
     return n_embd // n_head

@@ -239,10 +239,9 @@ def _refuse_misfits(layer: CausalSelfAttention, n_embd: int) -> None:
         fitting = [number for number in range(1, H + 1) if H % number == 0]
         raise ValueError(f"attention: got n_head={H} and n_kv_head={G}; wanted a divisor of n_head: one of {fitting}")
     if layer.rotary and D % 2:
-        raise ValueError(
-            f"rotary attention: got n_embd={n_embd} and n_head={H}, heads of odd width {D}; "
-            f"wanted an even width: n_embd={n_embd + H} or head_dim={D + 1}"
-        )
+        got = f"n_embd={n_embd} and n_head={H}, heads of odd width {D}"
+        remedy = f"n_embd={n_embd + H} or head_dim={D + 1}"
+        raise ValueError(f"rotary attention: got {got}; wanted an even width: {remedy}")
 
 
 class CrossAttention(nn.Module):

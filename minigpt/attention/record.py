@@ -33,10 +33,9 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     names = {module: name for name, module in model.named_modules() if hasattr(module, "weights")}
     if not names:
-        raise ValueError(
-            f"record_attention: got {type(model).__name__} without a layer that states its weights; wanted a model "
-            "with layers of minigpt/attention/layers.py, or with a method `weights` beside their `forward`"
-        )
+        wanted = "layers of minigpt/attention/layers.py, or with a method `weights` beside their `forward`"
+        got = f"{type(model).__name__} without a layer that states its weights"
+        raise ValueError(f"record_attention: got {got}; wanted a model with {wanted}")
     recorded: dict[str, Tensor] = {}
 
     @torch.no_grad()

@@ -227,10 +227,9 @@ class GPT(nn.Module):
         T = tokens.shape[1]
         past = 0 if cache is None else cache.longest
         if past + T > self.config.block_size:
-            raise ValueError(
-                f"GPT: got {past + T} tokens; wanted at most block_size={self.config.block_size}: "
-                "keep the last ones, or train with a larger model.block_size"
-            )
+            wanted = f"at most block_size={self.config.block_size}"
+            remedy = "keep the last ones, or train with a larger model.block_size"
+            raise ValueError(f"GPT: got {past + T} tokens; wanted {wanted}: {remedy}")
         positions = None if cache is None else cache.positions(T)  # None: 0 .. T - 1
         attention: Any = self.blocks[0].attention
         hiding: Mask = None
