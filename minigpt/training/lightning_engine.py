@@ -52,10 +52,8 @@ class JoinedRanks(LightningEnvironment):
         """Leave WORLD_SIZE as it is: Lightning would delete it."""
 
 
-def build_trainer(
-    config: TrainConfig, choices: Choices, *, steps: int | None, callbacks: list[L.Callback]
-) -> L.Trainer:
-    """Return a Trainer that only makes optimizer steps: `steps` of them, or without end (None)."""
+def build_trainer(config: TrainConfig, choices: Choices, *, steps: int, callbacks: list[L.Callback]) -> L.Trainer:
+    """Return a Trainer that only makes optimizer steps: `steps` of them, or without end (-1)."""
     strategy: Any = "auto"
     backend = "cpu:gloo,cuda:nccl" if choices.device == "cuda" else "gloo"
     if choices.devices > 1:
@@ -73,7 +71,7 @@ def build_trainer(
         # Autocast is ours (step.py): Lightning refuses fused AdamW with clipping in mixed precision.
         # Sharded weights are in fp64 already, and Lightning refuses to convert them.
         precision="64-true" if choices.precision == "fp64" and not config.trainer.sharded else "32-true",
-        max_steps=steps if steps is not None else -1,
+        max_steps=steps,
         max_epochs=1,  # without end: a StopIteration that a callback lets pass ends the training
         accumulate_grad_batches=choices.accumulate,
         # Validation belongs to a step's end (step.py): a kill between a save and a later validation would lose it.

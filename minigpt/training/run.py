@@ -67,27 +67,24 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
         0 when the run is finished, 75 when a signal stopped it with a checkpoint.
     """
     pack_states(callbacks)  # refuses a state that can't be saved
-    path = run_dir_of(config)
     try:
         with Signals() as signals:
             signals.raise_if_received()
             hardware = find_device(config)
             with joined(config.trainer, hardware.device, signals) as processes:
-                return train_together(path, config, hardware, processes, callbacks)
+                return train_rank(config, hardware, processes, callbacks)
     except StoppedEarly as early:
         print(early, file=sys.stderr)
         return early.exit_code
 
 
-def train_together(
-    path: Path, config: TrainConfig, hardware: Hardware, processes: Processes, callbacks: Sequence[L.Callback]
-) -> int:
+def train_rank(config: TrainConfig, hardware: Hardware, processes: Processes, callbacks: Sequence[L.Callback]) -> int:
     """Run one process of a training. Rank 0 writes and prints; the others wait before they read what it writes."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     least = min(map(int, processes.gather(str(hardware.memory_bytes))))  # so that all ranks make the same choices
-    budget = None
+    path, budget = run_dir_of(config), None
     if config.budget:
-        config, budget = with_budget(config, path, hardware, processes)
+        config, budget = with_budget(config, hardware, processes)
     with processes.rank_zero_first():
         changes = start.refuse_changed_run(path, config)
         prepared = start.find_tokens(config, path, changes, is_told=budget is not None)
@@ -101,17 +98,15 @@ def train_together(
         return begin_or_continue(job, changes)
 
 
-def with_budget(
-    config: TrainConfig, path: Path, hardware: Hardware, processes: Processes
-) -> tuple[TrainConfig, dict[str, Any]]:
+def with_budget(config: TrainConfig, hardware: Hardware, processes: Processes) -> tuple[TrainConfig, dict[str, Any]]:
     """Return the config with the settings that a budget chooses, now or when the run began, and its budget.json."""
-    run = RunDirectory(path, writes=processes.rank == 0)
+    run = RunDirectory(run_dir_of(config), writes=processes.rank == 0)
     budget: dict[str, Any] | None = json.loads(processes.gather(json.dumps(run.writes and run.read_json(BUDGET)))[0])
     if not budget:
         here: dict[str, Any] = {"hardware": hardware, "processes": processes}
         budget = size_run(config, hardware.device, partial(measured, **here), partial(piloted, **here), processes)
     elif budget["seconds"] != seconds_of(str(config.budget)):
-        given = f"run.dir={path} was begun with budget={budget['seconds']:g}s, got budget={config.budget}"
+        given = f"run.dir={run.path} was begun with budget={budget['seconds']:g}s, got budget={config.budget}"
         raise UserFault(f"{given}. Use the former, or another run.dir")
     settings = {key: value for key, value in budget["settings"].items() if key not in config.typed}
     return applied(config, settings), budget
@@ -277,7 +272,7 @@ def fit(module: LanguageModel, batches: MicroBatches | Questions) -> None:
     job, choices, step = module.job, module.choices, module.state.step
     quiet_lightning()
     # Lightning counts the steps of this process; `state` counts those of the run.
-    steps_left = None if module.total_steps is None else module.total_steps - step
+    steps_left = -1 if module.total_steps is None else module.total_steps - step
     trainer = build_trainer(job.config, choices, steps=steps_left, callbacks=list(job.callbacks))
     saving = Saving(job, module.gpt, module.optimizer, step)
     with RunLog(job, choices, step) as module.run_log, saving as module.saving, explained_out_of_memory(choices):
