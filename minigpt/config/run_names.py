@@ -29,11 +29,6 @@ class Change:
         return f"{self.key}: {self.was!r} -> {self.now!r}"
 
 
-def with_role(cls: type, *roles: Role) -> set[str]:
-    """Return the settings of a config class that have one of these roles."""
-    return {key for key, setting in settings(cls).items() if setting.role in roles}
-
-
 def differences(saved: Mapping[str, Any], config: Any) -> list[Change]:
     """Return the settings that differ between a stored config (flat, without secrets) and a new one.
 

@@ -16,8 +16,7 @@ from minigpt.checkpoint.contents import MODEL
 from minigpt.checkpoint.folder import read_manifest
 from minigpt.checkpoint.load import find_checkpoint, load_checkpoint, read_config
 from minigpt.config.commands import CompareConfig
-from minigpt.config.convert import shown, values
-from minigpt.config.run_names import with_role
+from minigpt.config.convert import settings, shown, values
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.prepared import open_prepared
@@ -117,8 +116,8 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
 
 def settings_of(run: ComparedRun) -> dict[str, object]:
     """Return what decides how good the model becomes, the seed aside: settings, training tokens, a named checkpoint."""
-    deciding = with_role(TrainConfig, "weights", "schedule") - {"seed"}
-    kept: dict[str, object] = {key: value for key, value in values(run.config).items() if key in deciding}
+    roles = {key: about.role for key, about in settings(TrainConfig).items() if key != "seed"}
+    kept = {key: value for key, value in values(run.config).items() if roles.get(key) in ("weights", "schedule")}
     kept["training tokens"] = f"{run.config.data.source or run.config.data.name} ({run.train.fingerprint[:8]})"
     return kept | ({"checkpoint": run.checkpoint.name} if Path(run.path).expanduser() == run.checkpoint else {})
 
