@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,14 @@ def evaluate(config: EvaluateConfig) -> None:
     block_size = min(loaded.config.model.block_size for loaded in models)
     if stride is not None and stride > block_size:
         raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
-    key, separator = _form_of(config, models[0].config.data)
+    data = models[0].config.data  # says how texts are read, where nothing is typed
+    key = config.text_key or data.key
+    separator = (data.separator if config.separator is None else config.separator) or None
+    options = ReadOptions(codecs.lookup(config.encoding).name, config.errors, key=key, separator=separator)
     if config.file and (key != DataConfig.key or separator):
         divided = f", data.separator={shown(separator)}".replace(r"\\", "\\")  # as one types it
         tell(f"texts are read with data.key={key}{divided if separator else ''}")
-    texts = [_open_text(path, models, config) for path in config.file]
+    texts = [_open_text(path, models, options) for path in config.file]
     questions = [_open_questions(path, models) for path in config.questions]
     scores = [_score_text(path, text, models, stride) for path, text in zip(config.file, texts, strict=True)]
     figures = [entry for entry, _ in scores]
@@ -68,24 +72,15 @@ def evaluate(config: EvaluateConfig) -> None:
             write_tokens(Path(config.per_token).expanduser(), config.file, [score for _, score in scores])
 
 
-def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenSplit]:
+def _open_text(path: str, models: Models, options: ReadOptions) -> list[TokenSplit]:
     """Return a text as each model's tokens."""
     file, texts = Path(path).expanduser(), dict[str, TokenSplit]()
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
-            encoding = codecs.lookup(config.encoding).name
-            key, separator = _form_of(config, models[0].config.data)
-            options = ReadOptions(encoding, config.errors, raw, key, separator=separator)
             progress = Progress(f"reading {path}", file.stat().st_size)
-            texts[tokenizer.hash] = read_text(file, tokenizer, options, progress)
+            texts[tokenizer.hash] = read_text(file, tokenizer, replace(options, raw=raw), progress)
     return [texts[loaded.tokenizer.hash] for loaded in models]
-
-
-def _form_of(config: EvaluateConfig, data: DataConfig) -> tuple[str, str | None]:
-    """Return data.key and data.separator: those that were typed, else those of the (first) run."""
-    separator = data.separator if config.separator is None else config.separator
-    return config.text_key or data.key, separator or None
 
 
 def _open_questions(path: str, models: Models) -> tuple[list[Question], list[list[Pair]]]:
