@@ -19,19 +19,6 @@ from minigpt.screen import duration, short_number
 SAMPLES_SHOWN = 4  # side by side; the others fold away
 SMALL_CHARTS = {"lr": "learning rate", "train/grad_norm": "gradient norm", "tokens_per_second": "tokens/s"}
 LAYER_CHARTS = {"train/grad_norm/": "Norm of the gradient", "train/update/": "Size of a step's update, |ΔW| / |W|"}
-# No script can run, whatever a sample or a setting holds.
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{name} · minigpt</title>
-<style>{style}</style>
-<header><h1>{name}</h1><p class="verdict">{verdict}</p><p>{remedy}</p><p>{summary}</p></header>
-<div class="figures">{figures}</div>
-{body}
-</html>
-"""
 
 
 def write_report(run_dir: str | Path) -> None:
@@ -43,7 +30,7 @@ def write_report(run_dir: str | Path) -> None:
 
 
 def page(record: Record) -> str:
-    """Return the run as one HTML page."""
+    """Return the run as one HTML page, in which no script can run, whatever a sample or a setting holds."""
     sections = {
         "What it learned": charts(record),
         "What it writes": samples_section(record),
@@ -55,9 +42,10 @@ def page(record: Record) -> str:
         + folded("Environment", table(record.environment.items(), "pairs")),
     }
     figure = "<div><b>{}</b><span>{}</span><small>{}</small></div>"
-    return PAGE.format(
+    frame, style = (Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".css"))
+    return frame.format(
         name=escape(record.name),
-        style=Path(__file__).with_name("page.css").read_text(),
+        style=style,
         verdict=escape(verdict(record)),
         remedy=escape(advice(record)),
         summary=escape(summary(record)),

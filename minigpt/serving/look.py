@@ -23,35 +23,19 @@ SHARED = ("dom", "chances", "tokens", "attention", "lens", "look")
 SERVER = (*SHARED, "api", "write", "markdown", "chat", "surprise", "main")
 AT_REST = (*SHARED, "at_rest")
 
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-<header><h1>{title}</h1></header>
-<main></main>
-<noscript>This page needs JavaScript, all of which is inside it.</noscript>
-<script type="application/json" id="data">{data}</script>
-<script type="module">{script}</script>
-</html>
-"""
-
 
 def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[str, str]:
     """Return a page and its content security policy, which allows this style and this script only.
 
     `modules` are files of page/, each after those that it imports; `data` becomes the page's element #data, as JSON.
     """
-    style = (FOLDER / "style.css").read_text(encoding="utf-8")
+    frame, style = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "style.css"))
     script = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in modules)
     script = re.sub(r"^import .*;\n|^export ", "", script, flags=re.MULTILINE)  # one script holds all modules
     allowed = f"script-src {_source(script)}; style-src {_source(style)}; img-src data:; connect-src 'self'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     inside = json.dumps(data).replace("<", "\\u003c")  # so that no text of a model can end the element
-    return PAGE.format(policy=policy, title=escape(title), style=style, script=script, data=inside), policy
+    return frame.format(policy=policy, title=escape(title), style=style, script=script, data=inside), policy
 
 
 def _source(text: str) -> str:
