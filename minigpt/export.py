@@ -27,20 +27,6 @@ TOLERANCE = {"f32": 5e-5, "f16": 1e-2, "q8_0": 0.1}  # of the logits, relative t
 TOKENS = 2048  # compared at most
 TEXT = "The quick brown fox's 12 3,456 GPT-2 don't \t\n  é ß 你好 мир 🙂 👩‍🚀 \u00a0\u2028\u0301 <|endoftext|> <|end|>"
 
-CARD = """---
-library_name: {library}
-pipeline_tag: text-generation
-tags: [minigpt, {family}]
----
-# {name}
-
-A GPT of {parameters:,} parameters in the shape of {family}, trained with minigpt {version}.
-
-{facts}
-## Read back after writing
-
-{proof}"""
-
 
 def export(config: ExportConfig, say: Say = print) -> None:
     """Write a checkpoint's model in another format, and print the proof that it is the same model."""
@@ -121,12 +107,13 @@ def model_card(loaded: LoadedCheckpoint, tokenizer: Tokenizer | None, proof: Seq
         loss, text = manifest.get("val_loss"), "mix" if config.data.mix else config.data.name
         facts.append(f"trained on: {int(manifest['step']):,} steps of {config.batch_tokens:,} tokens of data={text}")
         facts += [f"validation loss: {loss:.4f} nats per token"] if isinstance(loss, int | float) else []
-    return CARD.format(
+    card = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    return card.format(
         library="transformers" if form == "hf" else "gguf",
         family=family_of(model.config),
         name=run.name,
         parameters=count_parameters(model),
         version=__version__,
         facts="".join(f"- {fact}\n" for fact in facts),
-        proof="".join(f"    {line}\n" for line in proof),
+        proof="\n".join(f"    {line}" for line in proof),
     )
