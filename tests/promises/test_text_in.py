@@ -165,11 +165,9 @@ def test_a_text_to_test_on_is_never_trained_on(folder, beside):
 
 
 def test_what_is_read_and_what_is_left_out_is_said(folder):
-    write(folder / "t" / "a.txt", TEXT)
-    write(folder / "t" / "sub" / "b.csv", "a,b\n" * 99)
-    write(folder / "t" / "r.jsonl", '{"text": "one"}\n\n{"text": null}\n')
-    write(folder / "t" / "bom.txt", b"\xef\xbb\xbftext with a mark, and latin-1: \xe9")
-    for name, content in {"pic": b"\x89PNG\r\n\x1a\n", "d.bin": b"ab\0cd", "e.txt": b"", ".git/x": b"x"}.items():
+    texts = {"a.txt": TEXT, "sub/b.csv": "a,b\n" * 99, "r.jsonl": '{"text": "one"}\n\n{"text": null}\n'}
+    others = {"pic": b"\x89PNG\r\n\x1a\n", "d.bin": b"ab\0cd", "e.txt": b"", ".git/x": b"x"}
+    for name, content in {**texts, **others, "bom.txt": b"\xef\xbb\xbftext with a mark, and latin-1: \xe9"}.items():
         write(folder / "t" / name, content)
     (folder / "t" / "broken").symlink_to("nowhere")
     (folder / "t" / "linked").symlink_to(folder)
@@ -186,7 +184,8 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
         "data: left out 2 (installed packages): site-packages, sub/node_modules",
     ]
     assert said[7:12] == [
-        "data: reading 4 files, 6,233 bytes: 3 text (2 .txt, 1 .csv), 1 JSON lines (1 .jsonl)",
+        "data: reading 4 files, 6,233 bytes: 3 text (2 .txt of 5,805 bytes, 1 .csv of 396 bytes), "
+        "1 JSON lines (1 .jsonl)",
         "data: the text of a record is its 'text'; another key or column: data.key=KEY",
         "data: CSV and JSON without 'text' are read as plain text; a column or key of records alone: data.key=NAME",
         "data: 1 documents are not UTF-8 and taken as bytes, bom.txt first",

@@ -2,15 +2,18 @@
 
 import codecs
 import itertools
+import re
 from collections.abc import Iterator
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 from minigpt.data.readers.jsonl import records
 
 HEAD_BYTES = 512  # by which a file that is no text is recognised
+SAMPLE_BYTES = 1 << 12  # by which base64 is recognised
 DOCUMENT_HEAD_BYTES = 1 << 20  # of a document, by whose hash its side of the split is chosen
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GUESS_BYTES = 1 << 15  # before and after a byte that is no UTF-8, by which its encoding is guessed
+ENCODED = re.compile(rb"[A-Za-z0-9+/]{60,}")  # a line of base64
 COMMON = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949", "cp1253", "cp1255"]  # tried first
 
 # The first bytes of files that are no text. What is not listed is known by its NUL bytes.
@@ -67,6 +70,15 @@ def kind_of_binary(file: File, encoding: str) -> str:
         return "a web page about the file, not the file itself"
     kind = next((kind for start, kind in _KINDS.items() if head.startswith(start)), "")
     return kind or "binary data: it holds NUL bytes" * (b"\0" in head and encoding == "utf-8" and head[:2] not in UTF16)
+
+
+def is_base64(file: File) -> bool:
+    """Return whether most of a file is base64: a note with a picture or a drawing in it. DNA has fewer characters."""
+    for quarter in (1, 2, 3):
+        sample = next(file.chunks(file.size * quarter // 4, size=SAMPLE_BYTES), b"")
+        if sum(map(len, ENCODED.findall(sample))) <= len(sample) / 2 or len(set(sample)) < 50:
+            return False
+    return True
 
 
 def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place: str = "") -> BadFile:

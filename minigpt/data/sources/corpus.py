@@ -14,7 +14,7 @@ import re
 import struct
 import sys
 import sysconfig
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import NAMES, holds_records, reader_of
 from minigpt.data.readers.document import BadFile, File, ReadOptions
-from minigpt.data.readers.plain import kind_of_binary, read_plain
+from minigpt.data.readers.plain import is_base64, kind_of_binary, read_plain
 from minigpt.data.shards import HEADS
 from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
@@ -95,14 +95,16 @@ class Corpus:
 
     def description(self) -> list[str]:
         """Return lines that say what is left out, and in which format the other files will be read."""
-        kinds = defaultdict[str, Counter[str]](Counter)
+        kinds = defaultdict[str, defaultdict[str, list[int]]](lambda: defaultdict(list))  # sizes of the files
         for file in self.files:
             kind = "tokens" if self.rule == "tokens" else NAMES.get(reader_of(file, self.options), "text")
-            kinds[kind][file.suffix + file.packing or "no suffix"] += 1
-        parts = (
-            f"{ends.total():,} {kind} ({', '.join(f'{number:,} {end}' for end, number in ends.most_common(6))})"
-            for kind, ends in kinds.items()
-        )
+            kinds[kind][file.suffix + file.packing or "no suffix"].append(file.size)
+        parts = list[str]()
+        for kind, ends in kinds.items():
+            largest = sorted(ends, key=lambda end: -sum(ends[end]))[:6]
+            of = {end: f" of {size_text(sum(ends[end]))}" * (len(ends) > 1) for end in largest}
+            listed = ", ".join(f"{len(ends[end]):,} {end}{of[end]}" for end in largest)
+            parts.append(f"{sum(map(len, ends.values())):,} {kind} ({listed})")
         reading = f"reading {number_of(len(self.files), 'file')}, {size_text(self.size)}: {', '.join(parts)}"
         lines = [*self.notes, reading]
         if kinds.keys() & NAMES.values() and not self.options.chat:
@@ -163,7 +165,7 @@ def look_inside(corpus: Corpus) -> Corpus:
         why = file.left_out
         if tokens:
             why = why or ("" if file in tokens or file.is_named else beside)
-        elif not why and (why := _content_to_skip(file, corpus.options.encoding)) and file.is_named:
+        elif not why and (why := _content_to_skip(file, corpus.options)) and file.is_named:
             raise UserFault(f"{file} is {why}; wanted text, unpacked and converted")
         files.append(replace(file, left_out=why))
         progress(1)
@@ -197,10 +199,15 @@ def _token_files(files: Sequence[File]) -> list[File]:
     return [file for file in bins if token_header(file) or (pair and file.path.name in ("train.bin", "val.bin"))]
 
 
-def _content_to_skip(file: File, encoding: str) -> str:
+def _content_to_skip(file: File, options: ReadOptions) -> str:
     """Return why a file with this content is not read, or ""."""
     with contextlib.suppress(BadFile):  # which is named with all other bad files
-        return kind_of_binary(file, encoding) if file.size or file.path.stat().st_size else "empty"
+        if not (file.size or file.path.stat().st_size):
+            return "empty"
+        if why := kind_of_binary(file, options.encoding):
+            return why
+        if not file.is_named and reader_of(file, options) is read_plain and is_base64(file):
+            return "mostly base64: a picture or a drawing in a text"
     return ""
 
 

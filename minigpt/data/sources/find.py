@@ -16,6 +16,7 @@ from minigpt.data.sources.download import SourceGone, list_url
 from minigpt.faults import UserFault
 
 INSTALLED = ("node_modules", "site-packages", "venv")  # folders of other people's code
+GENERATED = "*.svg,*.map,*.min.js,*.min.css,*.lock,package-lock.json,pnpm-lock.yaml,go.sum"
 
 
 def find_files(key: str, data: DataConfig) -> list[File]:
@@ -74,6 +75,8 @@ def _pattern_to_skip(file: File, data: DataConfig) -> str:
 
     if data.include and not file.is_named and not matches(data.include):
         return f"not in data.include={data.include}"
+    if not data.include and not file.is_named and matches(GENERATED):
+        return "drawn or written by a program; data.include=PATTERN reads it"
     return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
 
 
