@@ -59,7 +59,7 @@ def read_text(path: Path, tokenizer: Tokenizer, options: ReadOptions, progress: 
     """
     file = File(path, path.name)
     if kind := kind_of_binary(file, options.encoding):
-        raise UserFault(f"{path} is {kind}; wanted text, unpacked and converted")
+        raise UserFault(f"{path} is {kind}; wanted text")
     try:
         return encode_documents(tokenizer, (document.chunks for document in read(file, options)), progress)
     except UserFault as fault:

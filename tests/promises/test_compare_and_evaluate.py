@@ -182,7 +182,7 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
     [
         (["file=odd.txt"], "odd.txt: character 'ä'"),
         (["file=text.txt", "file=short.txt"], "short.txt: the text has 1"),
-        (["file=text.txt", "file=paper"], "paper is a PDF document; wanted text"),
+        (["file=text.txt", "file=paper"], "paper is a PDF document: pdftotext converts it; wanted text"),
         (["file=text.txt", "questions=q.jsonl"], "line 1"),
         (["file=text.txt", "stride=9"], "stride=9"),
         ([], "nothing to score. Give file=TEXT or questions=FILE"),

@@ -20,8 +20,8 @@ COMMON = ["cp1252", "cp1251", "cp932", "euc_jp", "gb18030", "big5", "cp949", "cp
 _KINDS = {
     b"\x89PNG": "a PNG picture",
     b"\xff\xd8\xff": "a JPEG picture",
-    b"%PDF": "a PDF document",
-    b"PK\x03\x04": "a ZIP archive or an office document",
+    b"%PDF": "a PDF document: pdftotext converts it",
+    b"PK\x03\x04": "a ZIP archive or an office document: pandoc -t plain converts .docx, .odt and .epub",
     b"\x1f\x8b": "gzip data without .gz at the end of its name",
     b"\x28\xb5\x2f\xfd": "zstd data without .zst at the end of its name",
     b"PAR1": "a Parquet table without .parquet at the end of its name",

@@ -166,7 +166,7 @@ def look_inside(corpus: Corpus) -> Corpus:
         if tokens:
             why = why or ("" if file in tokens or file.is_named else beside)
         elif not why and (why := _content_to_skip(file, corpus.options)) and file.is_named:
-            raise UserFault(f"{file} is {why}; wanted text, unpacked and converted")
+            raise UserFault(f"{file} is {why}; wanted text")
         files.append(replace(file, left_out=why))
         progress(1)
     rule = "tokens" if tokens else corpus.rule
