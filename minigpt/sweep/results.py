@@ -74,7 +74,7 @@ def summary(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
     for row in rows[1:]:
         row[1:2] = [f"{float(row[1]):.4f}" if row[1] else ""]
     states = [STATES[trial.state] for trial in shown_trials(trials)]
-    counts = [f"{len(states) - states.count('running')} of {number_of(sweep.trials, 'trial')}"]
+    counts = [f"{len(states) - states.count('unfinished')} of {number_of(sweep.trials, 'trial')}"]
     counts += [f"{states.count(state)} {state}" for state in ("pruned", "failed") if state in states]
     return f"{table(rows[: SHOWN + 1])}\n{', '.join(counts)}"
 

@@ -161,7 +161,7 @@ def test_a_signal_stops_all_trials_with_a_checkpoint_and_the_same_command_contin
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate()
     assert process.returncode == STOPPED, printed
-    assert "The same command continues the sweep" in printed
+    assert re.search("^0 of 3 trials$.*The same command continues the sweep", printed, re.MULTILINE | re.DOTALL)
     assert sorted(one.log()) == ["start 0000", "start 0001", "stop 0000", "stop 0001"]
     one.hold.unlink()
     one()
