@@ -71,8 +71,9 @@ def write_leaderboard(sweep: Sweep, trials: Sequence[FrozenTrial]) -> None:
 def summary(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
     """Return the top of the leaderboard as a table, and how many trials there are of each state."""
     rows = leaderboard(sweep, trials)
+    figures = rows[0].index("state")  # the columns before it, the rank aside
     for row in rows[1:]:
-        row[1:2] = [f"{float(row[1]):.4f}" if row[1] else ""]
+        row[1:figures] = [f"{float(figure):.4f}" if figure else "" for figure in row[1:figures]]
     states = [STATES[trial.state] for trial in shown_trials(trials)]
     counts = [f"{len(states) - states.count('unfinished')} of {number_of(sweep.trials, 'trial')}"]
     counts += [f"{states.count(state)} {state}" for state in ("pruned", "failed") if state in states]

@@ -168,10 +168,11 @@ def test_a_signal_stops_all_trials_with_a_checkpoint_and_the_same_command_contin
     assert one.states() == ["complete"] * 3
 
 
-def test_each_seed_is_a_run_of_its_own(tmp_path):
+def test_each_seed_is_a_run_of_its_own(tmp_path, capsys):
     seeds = StubSweep(tmp_path / "seeds", LR, "trials=2", "seeds=3")()
     assert list(seeds.table()[0]) == ["rank", "value", "standard_error", "state", "optimizer.lr", "run.dir"]
     assert float(seeds.table()[0]["standard_error"]) == pytest.approx(0.01 / 3**0.5)  # the stub adds seed / 100
+    assert re.search(r"^1 +\d+\.\d{4} +0\.0058 +complete ", capsys.readouterr().out, re.MULTILINE)
     assert seeds.log().count("start 0001-2") == 1
 
 
