@@ -16,6 +16,7 @@ from minigpt.benchmark.presets import PRESETS, WARM_UP, text_words
 from minigpt.config.commands import BenchmarkConfig
 from minigpt.config.compose import compose
 from minigpt.data.preparing.prepare import prepare
+from minigpt.faults import FINISHED
 from minigpt.files import read_json
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
 from minigpt.model.counting import flops_per_token
@@ -75,7 +76,8 @@ def training(words: Sequence[str], steps: int, vocab_size: int, run: Path) -> Me
     config = compose("train", [*words, *length])
     with contextlib.redirect_stdout(io.StringIO()):
         code = train(config)
-    assert code == 0, f"train() ended with {code}"
+    if code != FINISHED:  # a signal stopped it, and half a measurement is none
+        raise KeyboardInterrupt
     rows = [row for row in read_rows(run / "metrics.jsonl") if row["step"] >= WARM_UP and "seconds" in row]
     ms = 1e3 * (rows[-1]["seconds"] - rows[0]["seconds"]) / (rows[-1]["step"] - rows[0]["step"])
     choices, speed = read_json(run / "choices.json"), 1e3 * config.batch_tokens / ms

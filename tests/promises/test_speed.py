@@ -9,7 +9,7 @@ import pytest
 from minigpt.benchmark.measure import benchmark
 from minigpt.benchmark.presets import read_benchmark
 from minigpt.cli import _dispatch as minigpt_command
-from minigpt.faults import UserFault
+from minigpt.faults import STOPPED, UserFault
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = ["model.n_layer=1", "model.n_embd=16", "model.n_head=2", "trainer.threads=1", "trainer.compile=off"]
@@ -36,6 +36,13 @@ def test_the_benchmark_prints_tokens_per_second_and_mfu(capsys, monkeypatch):
     milliseconds, speed, use = re.search(r"(\S+) \(.*\) +(\d+) +(\S+)%$", row).groups()
     assert float(speed) == pytest.approx(768e3 / float(milliseconds), rel=0.01)
     assert 0 < float(use) < 200
+
+
+def test_a_stopped_benchmark_ends_without_a_table(monkeypatch, capsys):
+    monkeypatch.setattr("minigpt.benchmark.measure.train", lambda config: STOPPED)
+    with pytest.raises(KeyboardInterrupt):
+        minigpt_command(["benchmark", *SMALL, "trainer.device=cpu"])
+    assert "training, c0" not in capsys.readouterr().out
 
 
 def test_what_the_benchmark_gives_itself_is_refused_by_name():
