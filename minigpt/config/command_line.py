@@ -14,6 +14,7 @@ from typing import Any
 from minigpt.config.commands import CLASSES
 from minigpt.config.convert import Fault, checked_value, nearest, no_setting, settings, shown, value_from_text
 from minigpt.config.schema import TrainConfig
+from minigpt.config.sources import expand, is_begun
 from minigpt.config.yaml_files import config_folder, find_groups, find_shipped_groups
 from minigpt.redact import redact
 
@@ -163,6 +164,10 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
     if len(right) == 1:
         return f"{wrong} Type {right[0]}={value}"
     if "data.source" in known and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
+        if is_begun(name):
+            own = Path(expand(name), "command.txt")
+            typed = own.read_text(errors="replace").strip() if own.is_file() else "the one that began it"
+            return f"{wrong} It is a run; its own command continues it: {typed}"
         data = "experiment=text" if "experiment" in groups else "data=text"
         return f"{wrong} Type {data} data.source={shlex.quote(redact(name))}"
     return f"{wrong} " + (f"Did you mean {' or '.join(meant)}?" if meant else _unknown(request, bare))

@@ -99,6 +99,13 @@ def test_what_people_mistype_is_answered_with_what_to_type(arguments, says):
     assert says in fault_of("train", *arguments)
 
 
+def test_a_run_in_place_of_a_setting_is_answered_with_its_own_command(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step-000000002").mkdir(parents=True)
+    (tmp_path / "run" / "command.txt").write_text("minigpt train experiment=text data.source=book.txt\n")
+    own = "its own command continues it: minigpt train experiment=text data.source=book.txt"
+    assert fault_of("train", str(tmp_path / "run")).endswith(own)
+
+
 def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
     faults = faults_of("train", "model=gtp2", "model.n_head=7", "trainer.devices=2", "seed=-1", "+x=1")
     assert faults[0] == "No setting 'x'."
