@@ -28,7 +28,7 @@ def list_runs(folder: str) -> str:
         raise UserFault(f"{path}: no such folder. Give a folder of runs, or a run: minigpt runs DIR")
     if (path / "config.yaml").is_file():
         return list_checkpoints_of(path)
-    runs = [file.parent for file in path.glob("*/metrics.jsonl")]
+    runs = [file.parent for place in ("*", "trials/*") for file in path.glob(f"{place}/metrics.jsonl")]  # or a sweep
     if not runs:
         return f"No run in {path}. Train one: minigpt train run.dir={path / 'NAME'}"
     records = [read_record(run) for run in runs]

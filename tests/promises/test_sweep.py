@@ -14,6 +14,7 @@ import pytest
 from minigpt import cli
 from minigpt.cli import _dispatch
 from minigpt.faults import NON_FINITE, STOPPED, TRIALS_FAILED, UserFault
+from minigpt.report.runs import list_runs
 from minigpt.sweep import results, search
 from minigpt.sweep.search import run_sweep
 from minigpt.sweep.settings import Sweep, read_sweep
@@ -95,6 +96,7 @@ def test_a_whole_sweep_ends_with_a_leaderboard_and_the_command_that_trains_the_b
     assert command.endswith(f"optimizer.lr={rows[0]['optimizer.lr']}")
     assert f"Best       optimizer.lr={rows[0]['optimizer.lr']}: val/loss {values[0]:.4f}; the next has" in printed
     assert re.search(rf"compare \S+/{rows[0]['run.dir']} \S+/{rows[1]['run.dir']}\n", printed)
+    assert list_runs(str(one.path)) == list_runs(str(one.path / "trials"))
     one()
     assert len(one.log()) == 16  # nothing was trained again
     one("trials=9")
