@@ -29,3 +29,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module("minigpt.api"), name)
+
+
+def __dir__() -> list[str]:
+    """Return what there is to use, which a notebook proposes before it is imported."""
+    return sorted([*globals(), *__all__])

@@ -82,6 +82,7 @@ def test_progress_in_a_notebook_is_one_line_that_updates(run, monkeypatch):
 def test_wrong_names_and_options_are_named(run):
     with pytest.raises(AttributeError, match="no attribute 'laod'; it offers Run, TrainedGPT, compose, load, train"):
         minigpt.laod  # noqa: B018
+    assert {"load", "train", "compose"} <= set(dir(minigpt))
     gpt = minigpt.load(run("trainer.max_steps=2"))
     with pytest.raises(UserFault, match="temperature must be at least 0"):
         gpt.generate("a", temperature=-1)
