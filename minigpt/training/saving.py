@@ -152,7 +152,8 @@ def pack_states(callbacks: Sequence[L.Callback]) -> Files:
     try:
         return {contents.CALLBACKS: contents.to_json(states)} if states else {}
     except TypeError as error:
-        raise UserFault(f"state_dict() of a callback ({', '.join(states)}) must be JSON: {error}") from None
+        instead = "In place of Lightning's EarlyStopping use trainer.patience=N, of its ModelCheckpoint checkpoint.*"
+        raise UserFault(f"state_dict() of a callback ({', '.join(states)}) must be JSON: {error}. {instead}") from None
 
 
 def restore_states(callbacks: Sequence[L.Callback], checkpoint: Path) -> None:
