@@ -251,6 +251,7 @@ class LanguageModel(L.LightningModule):
         validates = is_due(state.step, config.validate.every_steps) or self.is_last()
         if validates or state.step == 1 or is_due(state.step, config.logger.every_steps):
             row = self.run_log.row(state.step, result, self.clock.seconds)
+            publish(self.trainer, row)  # before the hooks of validation, which publishes its figures
         if validates:
             with self.clock.paused():
                 score = validate(self.gpt, self.job, self.choices, state, self.trainer)

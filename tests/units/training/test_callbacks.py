@@ -62,10 +62,11 @@ def test_a_callback_sees_the_numbers_of_the_last_row(run):
 
     class Read(L.Callback):
         def on_validation_end(self, trainer, pl_module):
-            seen.append(float(trainer.callback_metrics["val/loss"]))
+            seen.append([float(trainer.callback_metrics[name]) for name in names])
 
-    run(callbacks=[Read()])
-    assert seen == pytest.approx([row["val/loss"] for row in run.rows() if "val/loss" in row])
+    names = ["step", "tokens", "train/loss", "val/loss"]
+    run("logger.every_steps=1", callbacks=[Read()])
+    assert seen == [pytest.approx([row[name] for name in names]) for row in run.rows() if "val/loss" in row]
 
 
 @pytest.mark.parametrize("hook", ["on_validation_end", "on_train_batch_end"])
