@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "data": "attention config faults files machine redact screen seeds "
     "aiohttp charset_normalizer fsspec jinja2 numpy ray tiktoken tokenizers torch",
     "demo": "config faults invocation sampling stages training",
-    "evaluation": "checkpoint config data faults files formats machine model sampling screen lm_eval numpy torch",
+    "evaluation": "checkpoint config data faults files formats machine model report sampling screen "
+    "lm_eval numpy torch",
     "export": "__init__ checkpoint config data faults formats model report screen safetensors torch",
     "faults": "invocation",
     "files": "faults",

@@ -27,6 +27,8 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import probe
+from minigpt.report.record import read_record
+from minigpt.report.runs import state_of
 from minigpt.screen import tell
 
 
@@ -41,6 +43,7 @@ class ComparedRun:
     val: TokenSplit
     drawn: bool  # documents for validation were drawn at random, by their hash
     weights_sha256: str
+    state: str  # finished, or how far the run came; of a checkpoint that is named itself: ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     splits = [part.summary["split"] for part in prepared.parts.values() or [prepared]]
     drawn = all(split.startswith("whole ") for split in splits)
-    return ComparedRun(path, checkpoint, config, prepared.train, prepared.val, drawn, weights)
+    has_rows = named.with_name("metrics.jsonl").is_file() and Path(path).expanduser() != checkpoint
+    state = state_of(read_record(named.parent)) if has_rows else ""
+    return ComparedRun(path, checkpoint, config, prepared.train, prepared.val, drawn, weights, state)
 
 
 def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
@@ -238,8 +243,11 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     level = 1 - (1 - LEVEL) / math.comb(len(sides), 2)  # all pairs at once (Bonferroni), whichever is the best
     between = {name: difference(stacked[best], stacked[name], units.sizes, drawn=not units.unfit) for name in others}
     verdicts = {name: verdict(best, name, pair, units.loss, level) for name, pair in between.items()}
+    early = [f"{run.path} ({run.state})" for side in sides for run in side.runs if run.state not in ("", "finished")]
     scopes = dict.fromkeys(scope(pair, best, name) for name, pair in between.items())
     about = [*scopes, *([f"The text: {units.unfit}."] if units.unfit else [])]
+    if early:
+        about += [f"Not finished: {', '.join(early)}: its settings are not judged yet. Its own command continues it."]
     if len(others) == 1:
         return [*lines, "", *verdicts.values(), *about]
     lines += ["", f"Best  {best}. Against it (+- are intervals that all hold together with 95 %)"]

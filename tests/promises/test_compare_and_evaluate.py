@@ -78,6 +78,16 @@ def test_several_seeds_judge_the_settings_and_are_found_by_their_configs(place):
     assert said(place, "a1", "a2", "vs", "b1", "b2").splitlines()[-1] == text.splitlines()[-1]
 
 
+def test_a_run_that_is_not_finished_is_named(place, tmp_path):
+    shutil.copytree(place / "a2", tmp_path / "a2")
+    with (tmp_path / "a2" / "events.jsonl").open("a") as events:
+        events.write('{"event": "stopped", "step": 7, "reason": "signal"}\n')
+    text = said(place, "a1", str(tmp_path / "a2"), "b1", "b2")
+    assert text.splitlines()[-1].startswith(f"Not finished: {tmp_path / 'a2'} (stopped at 20 of 20): its settings")
+    named = said(place, "a1", str(next((tmp_path / "a2" / "checkpoints").iterdir())))
+    assert "Not finished" not in named
+
+
 def test_of_more_than_two_sides_the_best_is_named_and_the_others_judged_against_it(place):
     text = said(place, "b1", "a1", "long")
     best = min(("b1", "a1", "long"), key=lambda name: validation(place / name))
