@@ -88,7 +88,8 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
         remedy = "Say where with data.dir=DIR, or make them: minigpt prepare with the settings of the run"
         raise UserFault(f"the tokens of {path} are not in {shown(place)}. {remedy}")
     if not (isinstance(prepared.train, TokenSplit) and isinstance(prepared.val, TokenSplit)):
-        raise UserFault("runs of data=chat predict answers alone. Compare their val/loss yourself")
+        remedy = "minigpt evaluate checkpoint=RUN versus=RUN questions=FILE tells which answers better"
+        raise UserFault(f"{path} has data={config.data.name}: such runs predict answers alone. {remedy}")
     files = read_manifest(checkpoint)["files"]
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     splits = [part.summary["split"] for part in prepared.parts.values() or [prepared]]
@@ -104,7 +105,8 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
     splits = {run.val.fingerprint: run.val for run in runs}
     texts = {key: hash(val.tokenizer.decode_bytes(val.tokens(0, len(val)))) for key, val in splits.items()}
     faults = [
-        f"{run.path} is validated on another text than {first.path}. Use the same settings data.*"
+        f"{run.path} is validated on another text than {first.path}. Use the same settings data.*, or score both: "
+        f"minigpt evaluate checkpoint={first.path} versus={run.path} file=TEXT"
         for run in others
         if texts[run.val.fingerprint] != texts[first.val.fingerprint]
     ]

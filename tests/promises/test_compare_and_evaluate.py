@@ -117,7 +117,7 @@ def test_documents_drawn_at_random_tell_how_another_text_would_do(place):
 
 
 FAULTS = {
-    "another text": (["a1", "books"], "validated on another text"),
+    "another text": (["a1", "books"], "data.*, or score both: minigpt evaluate checkpoint="),
     "the same weights": (["a1", "again"], "the same weights"),
     "one run": (["a1"], "two runs or more"),
     "an empty side": (["a1", "vs"], "both sides of `vs`"),
