@@ -16,6 +16,7 @@ from optuna import create_study
 from optuna.trial import FrozenTrial
 
 from minigpt.config.convert import as_typed
+from minigpt.config.schema import CONVERSATIONS
 from minigpt.files import replaced, write_file
 from minigpt.invocation import typed
 from minigpt.redact import redact_arguments
@@ -90,7 +91,7 @@ def winner(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
     sides = defaultdict[str, list[FrozenTrial]](list)  # trials that differ by their seeds alone
     for trial in ranked:
         sides[str(sorted(item for item in trial.params.items() if item[0] != "seed"))].append(trial)
-    if len(sides) > 1:
+    if len(sides) > 1 and sweep.config.data.name not in CONVERSATIONS:  # which compare does not take
         pair, seeds = [*sides.values()][:2], range(sweep.config.seeds)
         first, second = ([str(run_dir(sweep, trial, n)) for trial in side for n in seeds] for side in pair)
         runs = shlex.join([*first, *(["vs"] if len(first + second) > 2 else []), *second])

@@ -46,8 +46,11 @@ def test_the_two_best_settings_are_compared_with_all_their_seeds(tmp_path, faile
         params = {"optimizer.lr": lr, "seed": seed}
         made.append(create_trial(state=state, value=value, params=params, distributions=space))
         made[-1].number = number
-    config = SimpleNamespace(seeds=1, sweep=SimpleNamespace(metric="val/loss"))
-    text = winner(SimpleNamespace(folder=tmp_path, config=config, runs=None, shared=[]), made)
+    config = SimpleNamespace(seeds=1, sweep=SimpleNamespace(metric="val/loss"), data=SimpleNamespace(name="text"))
+    sweep = SimpleNamespace(folder=tmp_path, config=config, runs=None, shared=[])
+    text = winner(sweep, made)
     runs = re.findall(r"vs|(?<=trials/000)\d", text.splitlines()[1])
     assert runs == (["1", "2", "vs", "0"] if failed else ["1", "2", "vs", "3", "0"])
     assert f"the next has {2.3 if failed else 2.2:.4f}" in text
+    config.data.name = "chat"
+    assert "compare" not in winner(sweep, made)
