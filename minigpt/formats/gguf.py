@@ -35,7 +35,8 @@ def refuse_what_llama_cpp_lacks(model: GPT, tokenizer: Tokenizer | None) -> Toke
     if tokenizer is None:
         reasons.append("the file must hold a tokenizer, and this model has none that minigpt can use")
     elif tokenizer.rules is not None:
-        reasons.append("llama.cpp needs the name of this tokenizer's pattern, which tokenizer=file does not hold")
+        remedy = "Export it with format=hf, and convert that folder with llama.cpp's convert_hf_to_gguf.py"
+        reasons.append(f"llama.cpp needs the name of this tokenizer's pattern, which tokenizer=file lacks. {remedy}")
     elif tokenizer.vocab_size != model.vocab_size:
         reasons.append(f"the model has {model.vocab_size:,} tokens and its tokenizer {tokenizer.vocab_size:,}")
     elif tokenizer.name == "char" and SPACE in tokenizer.decode(range(tokenizer.vocab_size)):
