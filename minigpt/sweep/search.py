@@ -134,6 +134,7 @@ class Loop:
         config = self.sweep.config
         self.gpus = share_gpus(config.workers, config.trainer)  # of each slot
         self.threads = max(1, usable_cores() // (config.workers * (1 if self.gpus[0] else config.trainer.devices)))
+        self.warned: set[str] = set()
         self.running: dict[int, TrialRun] = {}  # by the number of the slot
         current = results.shown_trials(self.trials())
         self.left = [trial for trial in current if trial.state == RUNNING]  # by a sweep that was stopped or killed
@@ -189,6 +190,10 @@ class Loop:
         if not trial.state.is_finished():
             return
         tell(results.news_of(trial, self.sweep, time.monotonic() - run.began))
+        said = run.output.read_text(errors="replace").splitlines() if run.output and run.output.exists() else []
+        if news := {line for line in said if line.startswith("WARNING")} - self.warned:  # each once
+            tell("\n".join(f"    | {redact(line)}" for line in sorted(news)))
+            self.warned |= news
         results.write_leaderboard(self.sweep, self.trials())
         self.failures = self.failures + 1 if trial.state == FAILED else 0
         if trial.state == FAILED and run.child:

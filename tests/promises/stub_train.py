@@ -45,6 +45,7 @@ def train(run: Path, given: dict[str, str]) -> int:
     rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     (run / "rows.tmp").write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= done))
     os.replace(run / "rows.tmp", metrics)
+    print("WARNING    the learning rate rises", flush=True)
     for step in range(done + 1, STEPS + 1):
         time.sleep(0.002)
         accident = ACCIDENTS.get(int(given.get("model.n_layer", "1"))) if step == STEPS // 2 else None
