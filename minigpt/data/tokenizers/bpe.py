@@ -50,17 +50,11 @@ class BPEEncoder:
         self._encoding = tiktoken.Encoding("minigpt", pat_str=GROUPED, mergeable_ranks=ranks, special_tokens=special)
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
-        return map(self._encode, runs(chunks))
-
-    def _encode(self, run: bytes) -> NDArray[np.integer]:
-        """Encode UTF-8 as text; bytes that are none, which tiktoken's text route loses, become tokens one by one."""
-        parts = [
-            np.array([self._single[byte] for byte in part])
-            if isinstance(part, bytes)
-            else self._encoding.encode_to_numpy(part, disallowed_special=())
-            for part in text_and_bytes(run)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        for part in itertools.chain.from_iterable(map(text_and_bytes, runs(chunks))):
+            if isinstance(part, str):
+                yield self._encoding.encode_to_numpy(part, disallowed_special=())
+            else:  # no UTF-8: tiktoken's text route loses such bytes
+                yield np.array([self._single[byte] for byte in part])
 
 
 def text_and_bytes(data: bytes) -> list[str | bytes]:
