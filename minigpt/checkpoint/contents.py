@@ -85,13 +85,11 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
     averages = optimizer_tensors(optimizer)
     if difference := first_difference(averages, tensors):
         raise UserFault(f"{OPTIMIZER} is not of this model and optimizer: {difference}. Use another checkpoint")
-    rows = {
-        name: tensors[name][held_rows(tensor)] if tensor.dim() else tensors[name] for name, tensor in averages.items()
-    }
+    rows = {name: tensors[name][held_rows(own)] if own.dim() else tensors[name] for name, own in averages.items()}
     if (broken := first_non_finite(rows)) is not None:
         raise UserFault(f"{OPTIMIZER} holds a non-finite average ({broken}). Use an earlier checkpoint")
-    for name, tensor in averages.items():
-        local(tensor).copy_(rows[name])
+    for name, own in averages.items():
+        local(own).copy_(rows[name])
 
 
 def _make_averages(optimizer: torch.optim.Optimizer) -> None:

@@ -219,9 +219,8 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
         rules = Rules(*(content[field.name] for field in fields(Rules))) if name == "file" else None
         given = [base64.b64decode(token, validate=True) for token in content.get("tokens", [])]
         tokenizer = Tokenizer(name, tokens_of(rules.content)[0] if rules else given, rules, control=control)
-        if tokenizer.to_json() != {
-            key: value for key, value in content.items() if key not in ("template", "begins_texts")
-        }:
+        own = {key: content[key] for key in content.keys() - {"template", "begins_texts"}}
+        if tokenizer.to_json() != own:
             raise ValueError("its settings are not those of its tokens")
         tokenizer.begins_texts = content.get("begins_texts") is True
         if template := content.get("template"):

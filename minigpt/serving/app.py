@@ -267,9 +267,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         message, param = sentence_of(error.errors())
         failure = ApiError(400, message, param=param)
     elif isinstance(error, HTTPException):
-        hint = (
-            "; the paths are /v1/chat/completions, /v1/completions and /v1/models" if error.status_code == 404 else ""
-        )
+        hint = "; the paths are /v1/chat/completions, /v1/completions and /v1/models" * (error.status_code == 404)
         failure = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}{hint}")
     elif isinstance(error, Busy):
         failure = ApiError(429, "too many requests wait already: try again later", code="queue_full")
