@@ -29,6 +29,7 @@ from minigpt.model.gpt import GPT, empty_gpt
 VOCABULARY = ("token_embedding.weight", "output.weight")  # whose rows a model of ours pads to a multiple of 64
 _NO_WEIGHT = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")  # buffers of older versions
 
+Shapes = Mapping[str, tuple[int, ...]]  # of weights, by our names
 
 # --- in ---
 
@@ -47,7 +48,7 @@ def names_of(config: ModelConfig) -> dict[str, str]:
     return GPT2_NAMES if config.attention == "softmax" else LLAMA_NAMES
 
 
-def shapes_of(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: ModelConfig, vocab_size: int) -> Shapes:
     """Return the names and shapes of a model's weights, without the rows that pad its vocabulary."""
     state = empty_gpt(config, vocab_size, device="meta").state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -55,11 +56,7 @@ def shapes_of(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]
 
 
 def to_ours(
-    tensors: dict[str, Tensor],
-    wanted: Mapping[str, tuple[int, ...]],
-    names: Mapping[str, str],
-    conv1d: bool,
-    origin: str,
+    tensors: dict[str, Tensor], wanted: Shapes, names: Mapping[str, str], conv1d: bool, origin: str
 ) -> dict[str, Tensor]:
     """Return another program's tensors under our names, in the shapes wanted.
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_LOGITS = 1 << 26  # at one time
 MAX_WINDOWS = 64
+Measure = Callable[[Tensor, Tensor], Tensor]  # of logits (n, V) and targets (n,): a row for each target
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,7 @@ def nats_and_right(logits: Tensor, targets: Tensor, alike: Tensor | None = None)
     return torch.stack([nats(logits, targets), right.float()], dim=-1)
 
 
-def measure_pass(
-    model: nn.Module,
-    tokens: Tensor,
-    targets: Tensor,
-    measure: Callable[[Tensor, Tensor], Tensor] = nats,
-    **options: Any,
-) -> Tensor:
+def measure_pass(model: nn.Module, tokens: Tensor, targets: Tensor, measure: Measure = nats, **options: Any) -> Tensor:
     """Apply `measure` to the targets and the logits that predict them: the logits of the last positions.
 
     A window with more than MAX_LOGITS logits is computed and measured in pieces.
@@ -129,7 +124,7 @@ def token_losses(
     world_size: int = 1,
     stride: int | None = None,
     document_end: int | None = None,
-    measure: Callable[[Tensor, Tensor], Tensor] = nats,
+    measure: Measure = nats,
     together: bool = False,
 ) -> Iterator[Tensor]:
     """Yield the loss of each token in nats, in the order of the split.

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Module
 
 from minigpt.attention.masks import Documents
 
@@ -32,7 +32,7 @@ def plain_loss(weighted: bool, chunk: int) -> Callable[..., Tensor]:
     return partial(loss, chunk=chunk) if chunk else loss
 
 
-def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor, *, chunk: int = 0) -> Tensor:
+def next_token_loss(gpt: Module, tokens: Tensor, targets: Tensor, *, chunk: int = 0) -> Tensor:
     """Return the mean cross-entropy in nats of the next token, over all positions at once (teacher forcing).
 
     Args:
@@ -47,13 +47,7 @@ def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor, *, chunk: i
 
 
 def weighted_loss_sum(
-    gpt: nn.Module,
-    tokens: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    documents: Documents | None = None,
-    *,
-    chunk: int = 0,
+    gpt: Module, tokens: Tensor, targets: Tensor, weights: Tensor, documents: Documents | None = None, *, chunk: int = 0
 ) -> Tensor:
     """Return the sum over all targets of weight times cross-entropy in nats.
 

@@ -21,6 +21,7 @@ from minigpt.sampling.filters import SamplingOptions, filter_rows
 # A language model: (B, T) ids on the CPU, padded right to T, and the B real lengths -> (B, V) logits after each row's
 # last real token. With a cache, the tokens follow what it holds and are appended to it, padding included.
 Forward = Callable[[Tensor, Sequence[int], KVCache | None], Tensor]
+NewCache = Callable[[int], KVCache]  # the number of rows -> an empty cache
 
 
 class NonFiniteLogits(UserFault):
@@ -164,12 +165,7 @@ class Reader:
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        block_size: int,
-        new_cache: Callable[[int], KVCache] | None = None,
-        *,
-        room: int | None = None,
+        self, forward: Forward, block_size: int, new_cache: NewCache | None = None, *, room: int | None = None
     ):
         self.forward = forward
         self.block_size = block_size

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +21,7 @@ from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Forward, Reader, TextInProgress, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.stream import TextStream
+from minigpt.screen import Say
 from minigpt.seeds import fold
 
 # On a GPU, without cuDNN, which plans anew for each length of a text: 58 instead of 4 ms a token.
@@ -74,7 +75,7 @@ def write(
     num_samples: int = 1,
     decoder: NativeDecoder | None = None,
     use_cache: bool = True,
-    on_text: Callable[[str], object] = lambda piece: None,
+    on_text: Say = lambda piece: None,
 ) -> list[TextInProgress]:
     """Continue each prompt with a model.
 
@@ -121,10 +122,7 @@ def texts_of(
 
 
 def write_texts(
-    reader: Reader,
-    tokenizer: Tokenizer,
-    texts: Sequence[TextInProgress],
-    on_text: Callable[[str], object] = lambda piece: None,
+    reader: Reader, tokenizer: Tokenizer, texts: Sequence[TextInProgress], on_text: Say = lambda piece: None
 ) -> None:
     """Write texts to their ends or stop strings, and set their `text`; on_text as for `write`."""
     streams = {text: TextStream(text.options.stop) for text in texts}
