@@ -294,9 +294,7 @@ def test_the_picture_of_the_house_is_true():
     rooms = {path.parent.name for path in (ROOT / "minigpt").rglob("__init__.py")} - {"minigpt"}
     top = {path.stem for path in (ROOT / "minigpt").glob("*.py")} - {"__init__"}
     assert sorted((rooms | top) - set(re.findall(r"\w+", picture))) == []
-    existing = {
-        path.name for folder in ("minigpt", "scripts", "docs", "tests") for path in (ROOT / folder).rglob("*.py")
-    }
+    existing = {file.name for top in ("minigpt", "scripts", "docs", "tests") for file in (ROOT / top).rglob("*.py")}
     assert sorted(set(re.findall(r"\b\w+\.py\b", picture)) - existing) == []
 
 

@@ -55,9 +55,8 @@ def place(tmp_path, run, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     run("trainer.max_steps=30", "optimizer.lr=1e-2")
     words = ["wood", "how", "much", "would", "if"]
-    records = [
-        {"context": f"a {words[n % 5]}", "choices": [" chuck", " wo", f" z{n}"], "answer": n % 3} for n in range(24)
-    ]
+    choices = [[" chuck", " wo", f" z{n}"] for n in range(24)]
+    records = [{"context": f"a {words[n % 5]}", "choices": choices[n], "answer": n % 3} for n in range(24)]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "tasks").mkdir()
     for name, task in (("choice", CHOICE), ("text", TEXT), ("write", WRITE)):

@@ -201,9 +201,7 @@ def stand_in(tensors: Mapping[str, Tensor], label: Mapping[str, str] | None = No
     if sum(tensor.nbytes for tensor in tensors.values()) > LARGEST_FILE:
         return b"no bytes of a fake tensor"
     with unset_fake_temporarily():
-        return pack_tensors(
-            {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}, label
-        )
+        return pack_tensors({name: torch.zeros(fake.shape, dtype=fake.dtype) for name, fake in tensors.items()}, label)
 
 
 @contextlib.contextmanager

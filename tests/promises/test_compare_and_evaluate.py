@@ -173,9 +173,8 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
     figures = json.loads((tmp_path / "new" / "out.json").read_text())
     figures, *answers = figures if isinstance(figures, list) else [figures]
     between, key = figures["versus"]["difference"], unit.replace(" ", "_")
-    assert between["value"] == pytest.approx(
-        figures["versus"][key] - figures[key], abs=5e-3 if name == "char" else 1e-5
-    )
+    near = 5e-3 if name == "char" else 1e-5
+    assert between["value"] == pytest.approx(figures["versus"][key] - figures[key], abs=near)
     assert (between["unit"], between["level"]) == (unit, 0.95)
     assert between["plus_minus"] is None
     assert " on this very text" in shown

@@ -106,9 +106,8 @@ prepare.prepare(data, TokenizerConfig("bpe", 300), work=WorkConfig(2))
 
 def running(group: int) -> list[str]:
     """The processes of a session that are not zombies."""
-    stats = [
-        path.read_text().rpartition(") ")[2].split() for path in Path("/proc").glob("[0-9]*/stat") if path.exists()
-    ]
+    files = (path for path in Path("/proc").glob("[0-9]*/stat") if path.exists())
+    stats = [path.read_text().rpartition(") ")[2].split() for path in files]
     return [fields for fields in stats if int(fields[3]) == group and fields[0] != "Z"]
 
 

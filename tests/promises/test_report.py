@@ -135,9 +135,8 @@ def test_runs_lists_the_best_of_a_text_first_and_the_settings_that_differ(finish
     run = finished
     other = shutil.copytree(run, run.with_name("a-worse-one"))
     config = (run / "config.yaml").read_text().replace("seed: 4242", "seed: 7").replace("  lr: 0.001", "  lr: 0.5")
-    (other / "config.yaml").write_text(
-        config.replace("n_kv_head: 0", "n_kv_head: 1").replace("n_layer: 4", "n_layer: 3")
-    )
+    config = config.replace("n_kv_head: 0", "n_kv_head: 1").replace("n_layer: 4", "n_layer: 3")
+    (other / "config.yaml").write_text(config)
     lines = (other / "metrics.jsonl").read_text().splitlines()
     (other / "metrics.jsonl").write_text("\n".join(lines[:-4]) + "\n")  # without the best validation
     (run / "events.jsonl").write_text('{"event": "finished"}\n{"event": "skipped"}\n')

@@ -130,9 +130,8 @@ def test_a_run_needs_no_key():
     assert "Did you mean" not in fault_of("evaluate", "runs/fables", "file=runs")
     assert "Here it is file: a text" in fault_of("evaluate", "runs/fables", "data.source=a.txt")
     assert "Here it is dir: a new folder" in fault_of("export", "runs/fables", "out=x", "dir=y")
-    assert fault_of("evaluate", "runs/fables", "runs/newer", f"file={__file__}").endswith(
-        "Or type file=... Or type versus=..."
-    )
+    second = fault_of("evaluate", "runs/fables", "runs/newer", f"file={__file__}")
+    assert second.endswith("Or type file=... Or type versus=...")
     assert fault_of("sample", "run/none").startswith("checkpoint='run/none' does not exist")
     assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model; its key may be left out.")
     os.makedirs("runs/mine")
@@ -183,9 +182,8 @@ def test_a_typed_group_beside_an_experiment_is_that_group_and_the_screen_says_wh
 
 
 def test_values_come_from_defaults_then_groups_then_the_experiment_then_the_command_line():
-    config = compose(
-        "train", ["optimizer.lr=5e-4", "model.n_layer=5", "+experiment=shakespeare_char", "++seed=1", "seed=2"]
-    )
+    words = ["optimizer.lr=5e-4", "model.n_layer=5", "+experiment=shakespeare_char", "++seed=1", "seed=2"]
+    config = compose("train", words)
     assert (config.optimizer.lr, config.model.n_layer, config.model.n_embd, config.seed) == (5e-4, 5, 384, 2)
     assert config.experiment == "shakespeare_char"
 

@@ -80,9 +80,8 @@ def test_the_scripts_of_benchmarks_start(name, capsys):
 
 def test_a_training_of_nanogpt_is_timed_by_its_lines(tmp_path):
     peers, lines = script("peers"), [f"iter {step}: loss 1.0, time 1ms" for step in (0, 5, 10, 20, 30)]
-    (tmp_path / "train.py").write_text(
-        "import time\n" + "".join(f"print({line!r}); time.sleep(0.01)\n" for line in lines)
-    )
+    program = ["import time", *(f"print({line!r}); time.sleep(0.01)" for line in lines)]
+    (tmp_path / "train.py").write_text("\n".join(program))
     assert peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1) > 0
     (tmp_path / "train.py").write_text("raise SystemExit('no CUDA')")
     with pytest.raises(UserFault, match="ended with exit code 1: no CUDA"):

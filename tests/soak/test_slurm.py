@@ -142,9 +142,7 @@ def test_a_preempted_job_and_one_out_of_time_go_on_to_the_same_bytes(slurm, tmp_
     wait_for(lambda: job.facts["Restarts"] == "2")
     job.go_on()
     wait_for(lambda: job.facts["JobState"] == "COMPLETED")
-    events = [
-        each["event"] for each in job.run.events() if each["event"] in ("began", "continued", "stopped", "finished")
-    ]
+    events = [row["event"] for row in job.run.events() if row["event"] in ("began", "continued", "stopped", "finished")]
     assert events == ["began", "stopped", "continued", "stopped", "continued", "finished"]
     assert job.facts["Restarts"] == "2"
     assert compare_runs(straight.path, job.run.path)[1] == []

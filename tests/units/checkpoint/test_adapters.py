@@ -91,7 +91,7 @@ def test_what_is_no_plain_lora_is_refused_by_name(place, tmp_path, changes, says
         load_with_adapter(str(folder), "best", [load_checkpoint(place.folder / "base")])
 
 
-@pytest.mark.parametrize("fault", ["pickle", "nan", "stranger", "half", "garbage"])
+@pytest.mark.parametrize("fault", ["pickle", "nan", "strange", "half", "garbage"])
 def test_tensors_that_are_no_adapter_are_refused(place, tmp_path, fault):
     folder = folder_of_peft(place.folder / "tuned", tmp_path)
     file = folder / "adapter_model.safetensors"
@@ -102,9 +102,7 @@ def test_tensors_that_are_no_adapter_are_refused(place, tmp_path, fault):
     elif fault == "garbage":
         file.write_bytes(b"garbage" * 9)
     else:
-        tensors |= {"nan": {name: tensors[name] * torch.nan}, "stranger": {"other.weight": torch.ones(2)}}.get(
-            fault, {}
-        )
+        tensors |= {"nan": {name: tensors[name] * torch.nan}, "strange": {"other.weight": torch.ones(2)}}.get(fault, {})
         save_file({each: tensor for each, tensor in tensors.items() if fault != "half" or each != name}, file)
     with pytest.raises(UserFault, match=r"could run any code|not finite|holds|needs|no usable"):
         load_with_adapter(str(folder), "best", [load_checkpoint(place.folder / "base")])

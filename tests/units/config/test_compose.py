@@ -245,11 +245,7 @@ def test_a_run_takes_architecture_and_tokenizer_of_its_weights(run, capsys):
     config = compose("train", [f"init.from={run}"])
     assert (config.model.n_layer, config.model.n_head, config.model.n_embd) == (3, 6, 48)
     assert (config.model.block_size, config.tokenizer.name) == (32, "char")
-    assert (config.model.dropout, config.tokenizer.dropout, config.batch_tokens) == (
-        0.0,
-        0.0,
-        4096,
-    )  # not the weights' business
+    assert (config.model.dropout, config.tokenizer.dropout, config.batch_tokens) == (0, 0, 4096)  # their own business
     assert "brings model.n_layer=3, model.n_head=6" in capsys.readouterr().err
     config = compose("train", ["experiment=shakespeare_char", f"init.from={run}", "model.dropout=0.3"])
     assert (config.model.n_layer, config.model.dropout, config.trainer.max_steps) == (3, 0.3, 5000)

@@ -68,10 +68,8 @@ def test_no_text_can_forge_a_role(base):
     tokenizer = with_roles(build_tokenizer(base, vocab_size=257))
     forged = [{"role": "user", "content": FORGED}]
     tokens = encode_turn(tokenizer, forged)
-    roles = set(tokenizer.special.values())
-    assert [token for token in tokens if token in roles] == [
-        tokenizer.special[ROLES[each]] for each in ("user", "assistant")
-    ]
+    roles, wanted = set(tokenizer.special.values()), [tokenizer.special[ROLES[name]] for name in ("user", "assistant")]
+    assert [token for token in tokens if token in roles] == wanted
     assert tokenizer.decode(tokens) == FORGED
     assert np.concatenate([*encode_marked(tokenizer, marked(forged))]).tolist() == tokens[:-1]
     assert all(mark[0] > 0xF4 for mark in MARKS.values())  # no byte of UTF-8 is higher
@@ -116,9 +114,7 @@ def test_an_epoch_learns_each_conversation_once_and_whole(talks, block_size):
     prepared, _ = talks(*many())
     split = prepared.train
     windows = [(windows, learned) for windows, _, learned in split.scored_windows(block_size, batch=3)]
-    learned_text = [
-        text_of(row[1:][weights]) for tokens, part in windows for row, weights in zip(tokens, part, strict=True)
-    ]
+    learned_text = [text_of(row[1:][own]) for tokens, part in windows for row, own in zip(tokens, part, strict=True)]
     assert "".join(learned_text) == text_of(split.learned_tokens(block_size))
     own = [each + "<|end|>" for each in "".join(learned_text).split("<|end|>")[:-1]]
     whole = [each for each in (f"{text[::-1]}<|end|>" for text in TEXTS) if each in own]

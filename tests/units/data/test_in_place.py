@@ -54,9 +54,8 @@ def test_tokens_are_used_where_they_are(folder, files):
     (folder / "tokens" / "readme.md").write_text("text beside tokens")
     prepared, said = printed(lambda: make(folder, files))
     np.testing.assert_array_equal(prepared.train.tokens(0, 9999), TOKENS)
-    np.testing.assert_array_equal(
-        prepared.train.windows(np.array([0, 690, 740]), 70)[1:], [TOKENS[690:760], TOKENS[740:810]]
-    )
+    windows = prepared.train.windows(np.array([0, 690, 740]), 70)
+    np.testing.assert_array_equal(windows[1:], [TOKENS[690:760], TOKENS[740:810]])
     np.testing.assert_array_equal(prepared.val.tokens(0, 9999), TOKENS[:99])
     text = build_tokenizer("byte").decode_bytes([*TOKENS, *TOKENS[:99]])
     assert prepared.summary["bytes"] == prepared.train.bytes + prepared.val.bytes == len(text)
@@ -81,9 +80,7 @@ def test_llm_cs_uint16_are_gpt2s_unless_another_is_stated(folder, monkeypatch):
 
 @pytest.mark.parametrize("files", [NANOGPT, WIDE])
 def test_other_tokens_need_their_tokenizer_named(folder, files):
-    with pytest.raises(
-        UserFault, match=r"holds tokens, and tokenizer=bpe is learned from text\. Name .*tokenizer=gpt2"
-    ):
+    with pytest.raises(UserFault, match=r"tokens, and tokenizer=bpe is learned from text\. Name .*tokenizer=gpt2"):
         make(folder, files, tokenizer="bpe")
     (folder / "tokens" / "meta.pkl").touch()
     with pytest.raises(UserFault, match=r"meta\.pkl, a pickle, which is never opened"):

@@ -75,9 +75,8 @@ def test_baselines_of_a_mixture_are_weighted_as_its_bits_per_byte_are(tmp_path):
     rows = baselines(prepared)
     alone, said = printed(lambda: [baselines(part) for part in prepared.parts.values()])
     assert said == []
-    weights = [
-        share * part.val.bytes / len(part.val) for share, part in zip((0.7, 0.3), prepared.parts.values(), strict=True)
-    ]
+    vals = [part.val for part in prepared.parts.values()]
+    weights = [share * val.bytes / len(val) for share, val in zip((0.7, 0.3), vals, strict=True)]
     for row, first, second in zip(rows, *alone, strict=True):
         mean = (weights[0] * first["bits_per_byte"] + weights[1] * second["bits_per_byte"]) / sum(weights)
         assert row["bits_per_byte"] == pytest.approx(mean)
@@ -146,10 +145,8 @@ def test_a_passage_that_both_splits_hold_is_found_wherever_it_lies():
 
 def test_it_is_printed_and_kept(tmp_path):
     (tmp_path / "texts").mkdir()
-    for number in range(60):
-        (tmp_path / "texts" / f"{number}").write_text(
-            f"{number} is my number. " + "The same in all, word for word. " * 9
-        )
+    for n in range(60):
+        (tmp_path / "texts" / f"{n}").write_text(f"{n} is my number. " + "The same in all, word for word. " * 9)
     data = DataConfig("text", str(tmp_path / "texts"), dir=str(tmp_path / "data"))
     prepared, said = printed(lambda: prepare(data, TokenizerConfig("byte")))
     summary = prepared.summary

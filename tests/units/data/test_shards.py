@@ -25,10 +25,8 @@ def write(folder, tokens, *, shard_tokens=100, tokenizer=BYTE, name="train", dty
         part, path = tokens[start : start + shard_tokens], folder / shard_name(name, number)
         head = struct.pack("<3i", *HEADS[dtype], len(part))
         path.write_bytes(head.ljust(HEADER_BYTES, b"\0") + part.tobytes())
-        counts = {"tokens": len(part), "bytes": 5 * len(part)}
-        entries.append(
-            {"file": path.name, "sha256": sha256_of(path), "dtype": dtype, "header_bytes": HEADER_BYTES} | counts
-        )
+        form = {"dtype": dtype, "header_bytes": HEADER_BYTES, "tokens": len(part), "bytes": 5 * len(part)}
+        entries.append({"file": path.name, "sha256": sha256_of(path), **form})
     write_sidecar(folder, name, tokenizer, entries)
     return open_split(folder, name, tokenizer)
 

@@ -228,11 +228,8 @@ def write_chat_tokenizer(folder: Path, template: object, *, as_file: bool = Fals
         content["added_tokens"].append(content["added_tokens"][-1] | {"id": number, "content": name})
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
     config |= {} if as_file else {"chat_template": template}
-    files = {
-        "tokenizer.json": content,
-        "tokenizer_config.json": config,
-        "generation_config.json": {"eos_token_id": [7]},
-    }
+    files = {"tokenizer.json": content, "tokenizer_config.json": config}
+    files |= {"generation_config.json": {"eos_token_id": [7]}}
     for name, value in files.items():
         (folder / name).write_text(json.dumps(value))
     if as_file:

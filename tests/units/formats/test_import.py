@@ -179,9 +179,8 @@ def write_nanogpt(path: Path, *, bias: bool = True, compiled: bool = False) -> d
         "config": {"out_dir": "out", "compile": True, "init_from": "scratch"},
     }
     torch.save(checkpoint, path)
-    return {
-        name: tensor.T if re.search(r"(attn|mlp)\.c_\w+\.weight", name) else tensor for name, tensor in state.items()
-    }
+    turned = re.compile(r".*(attn|mlp)\.c_\w+\.weight")
+    return {name: tensor.T if turned.match(name) else tensor for name, tensor in state.items()}
 
 
 @pytest.mark.parametrize(("bias", "compiled"), [(True, False), (False, True)])
@@ -254,9 +253,8 @@ def pieces(merges: list[list[str]], end: int, **changes: object) -> dict:
 
 
 PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-BEGIN = json.loads(
-    processors.TemplateProcessing(f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 257)]).__getstate__()
-)
+BEGINS = processors.TemplateProcessing(f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 257)])
+BEGIN = json.loads(BEGINS.__getstate__())
 
 
 def folder(place: Path, content: dict) -> Path:
@@ -290,8 +288,6 @@ def test_a_folders_tokenizer_gives_the_ids_of_its_file(tmp_path, content, name):
 
 def test_gpt2_is_known_by_its_merges_alone(tmp_path, monkeypatch):
     merges = learned()["model"]["merges"]
-    listed = "\n".join(map(" ".join, merges))
-    monkeypatch.setattr(
-        "minigpt.imported_models.VOCAB_SHA256", hashlib.sha256(f"#version: 0.2\n{listed}\n".encode()).hexdigest()
-    )
+    file = "\n".join(["#version: 0.2", *map(" ".join, merges), ""])
+    monkeypatch.setattr("minigpt.imported_models.VOCAB_SHA256", hashlib.sha256(file.encode()).hexdigest())
     assert minigpt.load(folder(tmp_path, learned())).tokenizer.name == "gpt2"

@@ -56,9 +56,8 @@ def covering_list():
         return "attention" not in one or "rope" not in one or one["attention"] == "rotary" or not one["rope"]
 
     def pairs(one):
-        return {
-            (a, str(one[a]), b, str(one[b])) for a, b in itertools.combinations(CHOICES, 2) if a in one and b in one
-        }
+        names = [name for name in CHOICES if name in one]
+        return {(a, str(one[a]), b, str(one[b])) for a, b in itertools.combinations(names, 2)}
 
     two = [{a: x, b: y} for a, b in itertools.combinations(CHOICES, 2) for x in CHOICES[a] for y in CHOICES[b]]
     missing = set().union(*(pairs(one) for one in two if allowed(one)))

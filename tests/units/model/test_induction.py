@@ -71,7 +71,5 @@ def test_tiny_sizes_are_possible(sizes):
 
 @pytest.mark.parametrize("typed", ["model.attention=softmax", "model.qk_norm=none"])
 def test_it_needs_rotary_positions_and_a_norm(typed):
-    with pytest.raises(
-        UserFault, match=r"model\.init=induction sets rotary .*, got model\.attention=.*Use model\.init"
-    ):
+    with pytest.raises(UserFault, match=r"init=induction sets rotary .*, got model\.attention=.*Use model\.init"):
         compose("train", ["experiment=text", "data=stdlib", typed])

@@ -5,6 +5,7 @@ import pytest
 from minigpt.report.record import advice, read_record, to_type, trend, verdict
 from tests.units.report.run_folder import write_run
 
+BESIDE = "than 7-gram (1.500), better than xz (2.000)"
 COUNTING = [{"name": "7-gram of bytes", "bits_per_byte": 1.5}, {"name": "xz", "bits_per_byte": 2.0}]
 
 
@@ -22,21 +23,9 @@ def record_of(folder, losses, event="finished", train=(3.0, 2.0, 1.0, 0.5), limi
 @pytest.mark.parametrize(
     ("losses", "more", "wanted"),
     [
-        (
-            (5, 4, 3, 2.5),
-            {},
-            "1.250 bits per byte, better than 7-gram (1.500), better than xz (2.000), still falling: more",
-        ),
-        (
-            (5, 4, 3.2, 3.19),
-            {},
-            "1.595 bits per byte, worse than 7-gram (1.500), better than xz (2.000), level since step 30",
-        ),
-        (
-            (5, 3, 4, 5),
-            {},
-            "1.500 bits per byte, worse than 7-gram (1.500), better than xz (2.000), overfit after step 20",
-        ),
+        ((5, 4, 3, 2.5), {}, f"1.250 bits per byte, better {BESIDE}, still falling: more"),
+        ((5, 4, 3.2, 3.19), {}, f"1.595 bits per byte, worse {BESIDE}, level since step 30"),
+        ((5, 3, 4, 5), {}, f"1.500 bits per byte, worse {BESIDE}, overfit after step 20"),
         ((5, 3, 4, 5), {"train": (3, 2, 3, 4)}, "xz (2.000), risen after step 20"),
         ((5, 3, 4, 5), {"train": (9, 8, 7, 6)}, "xz (2.000), risen after step 20"),  # it knows nothing by heart
         ((5, 4, 3, 2.5), {"baselines": ()}, "1.250 bits per byte, still falling"),

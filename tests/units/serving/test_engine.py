@@ -60,9 +60,7 @@ def test_requests_that_come_at_different_times_get_the_texts_of_minigpt_sample(l
 
     async def main():
         async with engine_of(loaded, kernel=kernel) as engine:
-            return await asyncio.gather(
-                *(ask(engine, *request, index * 0.004) for index, request in enumerate(requests))
-            )
+            return await asyncio.gather(*(ask(engine, *request, n * 0.004) for n, request in enumerate(requests)))
 
     for (prompt, options), got in zip(requests, asyncio.run(main()), strict=True):
         decoder = native_decoder(loaded.model) if kernel == "native" else None

@@ -52,9 +52,7 @@ def test_scores_are_those_of_evaluate(loaded):
     losses = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:25]), reduction="none")
     assert [entry["nats"] for entry in answer["tokens"][1:25]] == pytest.approx(losses.tolist(), abs=1e-4)
     assert answer["tokens"][0]["nats"] is None
-    assert answer["nats_per_token"] == pytest.approx(
-        np.mean([entry["nats"] for entry in answer["tokens"][1:]]), abs=1e-4
-    )
+    assert answer["nats_per_token"] == pytest.approx(np.mean([row["nats"] for row in answer["tokens"][1:]]), abs=1e-4)
     with pytest.raises(UserFault, match="at least 2"):
         score(loaded, "a")
     with pytest.raises(UserFault, match="wanted at most 4,096"):

@@ -9,10 +9,8 @@ from optuna.trial import TrialState, create_trial
 
 from minigpt.sweep.results import draw_picture, winner
 
-SPACE = {
-    "optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
-    "schedule": CategoricalDistribution(["cosine", "wsd"]),
-}
+SPACE = {"optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
+SPACE |= {"schedule": CategoricalDistribution(["cosine", "wsd"])}
 STATES = [*[TrialState.COMPLETE] * 4, TrialState.PRUNED, TrialState.FAIL, TrialState.RUNNING]
 VALUES = [2.0, 1.9, 2.1, 70.0, 2.05, None, None]
 
@@ -28,9 +26,8 @@ def trials():
 
 
 def test_a_picture_of_one_trial_and_none_without(tmp_path, trials):
-    sweep = SimpleNamespace(
-        space=SPACE, folder=tmp_path, config=SimpleNamespace(sweep=SimpleNamespace(metric="val/loss"))
-    )
+    config = SimpleNamespace(sweep=SimpleNamespace(metric="val/loss"))
+    sweep = SimpleNamespace(space=SPACE, folder=tmp_path, config=config)
     assert draw_picture(sweep, trials[5:]) is None
     for some in (trials[:1], trials):  # one of which diverged
         assert draw_picture(sweep, some).read_bytes()[:4] == b"\x89PNG"

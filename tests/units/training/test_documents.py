@@ -58,11 +58,9 @@ def test_the_validation_loss_is_that_of_documents_alone(notes):
     assert row["val/bits_per_byte"] == pytest.approx(sum(found.values()) / math.log(2) / n_bytes, rel=1e-6)
 
     # The same text as a file to score, and from Python.
-    documents = (
-        prepared.tokenizer.decode_bytes([token if token != end else 10 for token in tokens]).decode().split("\n")
-    )
+    text = prepared.tokenizer.decode_bytes([token if token != end else 10 for token in tokens]).decode()
     held_out = notes.run.folder / "held_out.jsonl"
-    held_out.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    held_out.write_text("".join(json.dumps({"text": document}) + "\n" for document in text.split("\n")))
     out, per_token = notes.run.folder / "out.json", notes.run.folder / "tokens.jsonl"
     words = [f"checkpoint={path}", f"file={held_out}", "device=cpu", f"json={out}", f"per_token={per_token}"]
     evaluate(compose("evaluate", words))

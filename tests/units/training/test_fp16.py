@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -13,10 +14,8 @@ FP16 = ["trainer.precision=fp16", "logger.every_steps=1", "checkpoint.every_step
 
 
 def begin_with_scale(monkeypatch, scale, growth_interval=2000):
-    real = torch.amp.GradScaler
-    monkeypatch.setattr(
-        torch.amp, "GradScaler", lambda *a, **k: real(*a, init_scale=scale, growth_interval=growth_interval, **k)
-    )
+    scaler = partial(torch.amp.GradScaler, init_scale=scale, growth_interval=growth_interval)
+    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
 
 
 def events(run, kind):

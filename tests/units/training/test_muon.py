@@ -110,16 +110,10 @@ def test_the_rest_moves_as_by_torchs_adamw():
 def test_the_matrices_of_the_blocks_are_muons_and_every_parameter_has_one_group():
     gpt = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4), 31)
     optimizer = build_optimizer(OptimizerConfig(name="muon", lr=0.5, matrix_lr=0.25), gpt)
-    muons = {
-        name
-        for name, parameter in gpt.named_parameters()
-        if any(parameter is matrix for matrix in optimizer.param_groups[0]["params"])
-    }
-    assert muons == {
-        f"blocks.{layer}.{part}.weight"
-        for layer in (0, 1)
-        for part in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
-    }
+    matrices = set(optimizer.param_groups[0]["params"])
+    muons = {name for name, parameter in gpt.named_parameters() if parameter in matrices}
+    parts = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    assert muons == {f"blocks.{layer}.{part}.weight" for layer in (0, 1) for part in parts}
     grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert len(grouped) == len(set(grouped)) == len(list(gpt.parameters()))
     assert [group["initial_lr"] for group in optimizer.param_groups] == [0.25, 0.5, 0.5]

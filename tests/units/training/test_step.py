@@ -13,16 +13,13 @@ from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.order import batch_of_step
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
-from minigpt.training.guard import StepResult
 from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
 CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)
 
 
-def gradients_after_clipping(
-    module_of, size: float, limit: float
-) -> tuple[list[torch.Tensor], list[torch.Tensor], StepResult]:
+def gradients_after_clipping(module_of, size, limit):
     """Those of torch's own clipping, and ours."""
     gpt = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 31)
     generator = torch.Generator().manual_seed(5)
@@ -119,9 +116,7 @@ def watched(events, function, *arguments, **options):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_that_the_device_decides_on_has_the_bytes_of_one_that_the_host_does(
-    run, monkeypatch, tmp_path, optimizer
-):
+def test_a_step_that_the_device_decides_on_has_the_bytes_of_the_hosts(run, monkeypatch, tmp_path, optimizer):
     """With accumulation, dropout, clipped and unclipped gradients, a bad batch, a roll-back, saves and samples."""
     settings = [
         "trainer.max_steps=14", "checkpoint.every_steps=3", "samples.every_steps=5", "samples.max_new_tokens=4",
