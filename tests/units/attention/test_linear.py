@@ -5,12 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.attention.linear import (
-    chunked_linear_attention,
-    explicit_linear_attention,
-    linear_attention_weights,
-    recurrent_linear_attention,
-)
+from minigpt.attention import linear
 from minigpt.attention.masks import causal_mask
 from tests.units.attention.test_functional import gradients
 
@@ -24,7 +19,7 @@ def qkv(T=T, *, dtype=torch.float64, scale=1.0, seed=0):
 
 
 def by_weights(q, k, v):
-    return explicit_linear_attention(q, k, v, causal_mask(q.shape[-2]))
+    return linear.explicit_linear_attention(q, k, v, causal_mask(q.shape[-2]))
 
 
 def test_linear_attention_on_paper():
@@ -32,7 +27,7 @@ def test_linear_attention_on_paper():
     k, v = torch.tensor([[0.0], [-0.6931472]]), torch.tensor([[4.0], [10.0]])
     q = torch.tensor([[2.0], [2.0]])
     expected = torch.tensor([[4.0], [(4 * 1 + 10 * 0.5) / 1.5]])
-    for form in (recurrent_linear_attention, chunked_linear_attention, by_weights):
+    for form in (linear.recurrent_linear_attention, linear.chunked_linear_attention, by_weights):
         torch.testing.assert_close(form(q, k, v), expected)
 
 
@@ -40,8 +35,8 @@ def test_linear_attention_on_paper():
 @given(T=st.integers(1, 17), chunk=st.integers(1, 19), seed=st.integers(0, 2**16))
 def test_recurrent_equals_chunked_in_value_and_gradient(T, chunk, seed):
     tensors = qkv(T, seed=seed)
-    recurrent = gradients(recurrent_linear_attention, tensors)
-    chunked = gradients(lambda q, k, v: chunked_linear_attention(q, k, v, chunk=chunk), tensors)
+    recurrent = gradients(linear.recurrent_linear_attention, tensors)
+    chunked = gradients(lambda q, k, v: linear.chunked_linear_attention(q, k, v, chunk=chunk), tensors)
     written_down = gradients(by_weights, tensors)
     for twin, ours, reference in zip(recurrent, chunked, written_down, strict=True):
         torch.testing.assert_close(ours, twin, rtol=0, atol=1e-11)
@@ -53,14 +48,14 @@ def test_recurrent_equals_chunked_in_value_and_gradient(T, chunk, seed):
 def test_weights_are_never_negative_and_sum_to_one_or_to_zero_where_nothing_is_left(seed, share):
     q, k, _ = qkv(seed=seed)
     mask = torch.rand(B, 1, T, T, generator=torch.Generator().manual_seed(seed)) < share
-    weights = linear_attention_weights(q, k, mask)
+    weights = linear.linear_attention_weights(q, k, mask)
     assert (weights >= 0).all()
     assert (weights.masked_select(~mask) == 0).all()
     expected = mask.any(dim=-1).double().expand(B, H, T)
     torch.testing.assert_close(weights.sum(dim=-1), expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("form", [recurrent_linear_attention, chunked_linear_attention, by_weights])
+@pytest.mark.parametrize("form", [linear.recurrent_linear_attention, linear.chunked_linear_attention, by_weights])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_autocast_changes_no_bit_in_value_or_gradient(form, dtype):
     def under_autocast(*tensors):

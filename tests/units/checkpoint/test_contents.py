@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from minigpt.checkpoint.contents import (
-    copy_tensors,
-    optimizer_tensors,
-    pack_tensors,
-    read_label,
-    read_tensors,
-    restore_optimizer,
-)
+from minigpt.checkpoint import contents
 from minigpt.checkpoint.load import resize_vocabulary
 from minigpt.config.schema import ModelConfig, OptimizerConfig
 from minigpt.faults import UserFault
@@ -21,7 +14,7 @@ SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8)
 
 
 def file_of(tmp_path, tensors, label=None):
-    (tmp_path / "file.safetensors").write_bytes(pack_tensors(tensors, label))
+    (tmp_path / "file.safetensors").write_bytes(contents.pack_tensors(tensors, label))
     return tmp_path / "file.safetensors"
 
 
@@ -37,8 +30,8 @@ def stepped(name, seed=0):
 def test_tensors_and_their_label_come_back(tmp_path):
     tensors = {"b": torch.randn(3, 5), "a": torch.tensor(2.0), "half": torch.randn(7).bfloat16()}
     file = file_of(tmp_path, tensors, {"one": "1", "two": "2"})
-    assert read_label(file) == {"one": "1", "two": "2"}
-    read = read_tensors(file)
+    assert contents.read_label(file) == {"one": "1", "two": "2"}
+    read = contents.read_tensors(file)
     assert read.keys() == tensors.keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
@@ -46,26 +39,26 @@ def test_tensors_and_their_label_come_back(tmp_path):
 def test_equal_tensors_and_labels_give_equal_bytes():
     """safetensors would write several keys of metadata in an order that changes from call to call."""
     label = {str(number): "x" for number in range(9)}
-    assert len({pack_tensors({"b": torch.ones(3), "a": torch.zeros(2)}, label) for _ in range(20)}) == 1
+    assert len({contents.pack_tensors({"b": torch.ones(3), "a": torch.zeros(2)}, label) for _ in range(20)}) == 1
 
 
 def test_copies_stay_while_training_goes_on():
     tensor, memory = torch.ones(3), {}
-    copies = copy_tensors({"a": tensor}, memory)
+    copies = contents.copy_tensors({"a": tensor}, memory)
     tensor += 1
     assert copies["a"].tolist() == [1, 1, 1]
-    assert copy_tensors({"a": tensor}, memory)["a"] is copies["a"]  # the same memory
+    assert contents.copy_tensors({"a": tensor}, memory)["a"] is copies["a"]  # the same memory
     assert copies["a"].tolist() == [2, 2, 2]
-    assert copy_tensors({"a": tensor}, None) == {}
+    assert contents.copy_tensors({"a": tensor}, None) == {}
 
 
 def test_averages_of_another_optimizer_or_with_nan_are_refused():
-    averages = optimizer_tensors(stepped("muon"))
+    averages = contents.optimizer_tensors(stepped("muon"))
     with pytest.raises(UserFault, match="is not of this model and optimizer"):
-        restore_optimizer(averages, stepped("adamw"))
+        contents.restore_optimizer(averages, stepped("adamw"))
     averages["0.momentum"] = averages["0.momentum"] * torch.nan
     with pytest.raises(UserFault, match="non-finite average"):
-        restore_optimizer(averages, stepped("muon"))
+        contents.restore_optimizer(averages, stepped("muon"))
 
 
 def test_new_tokens_begin_like_the_known_ones():

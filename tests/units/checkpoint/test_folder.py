@@ -6,16 +6,6 @@ import os
 import pytest
 
 from minigpt.checkpoint import folder as checkpoints
-from minigpt.checkpoint.folder import (
-    DamagedCheckpoint,
-    best_checkpoint,
-    latest_usable,
-    list_checkpoints,
-    prune,
-    step_of,
-    verify,
-    write_checkpoint,
-)
 from minigpt.faults import StorageFailure
 
 FILES = {"model.safetensors": bytes(range(256)), "state.json": b'{"step": 3}'}
@@ -23,12 +13,12 @@ FILES = {"model.safetensors": bytes(range(256)), "state.json": b'{"step": 3}'}
 
 def write(folder, step, val_loss=None):
     os.makedirs(folder, exist_ok=True)
-    return write_checkpoint(folder, step, FILES, {"val_loss": val_loss})
+    return checkpoints.write_checkpoint(folder, step, FILES, {"val_loss": val_loss})
 
 
 def test_what_is_written_verifies_and_equal_contents_give_equal_bytes(tmp_path):
     one, two = write(tmp_path / "a", 7), write(tmp_path / "b", 7)
-    assert verify(one)["step"] == 7
+    assert checkpoints.verify(one)["step"] == 7
     assert sorted(os.listdir(one)) == ["MANIFEST.json", "model.safetensors", "state.json"]
     for name in os.listdir(one):
         assert (one / name).read_bytes() == (two / name).read_bytes()
@@ -48,8 +38,8 @@ def test_what_is_written_verifies_and_equal_contents_give_equal_bytes(tmp_path):
 def test_a_truncated_missing_or_foreign_file_is_damage(tmp_path, harm):
     path = write(tmp_path, 1)
     harm(path)
-    with pytest.raises(DamagedCheckpoint):
-        verify(path)
+    with pytest.raises(checkpoints.DamagedCheckpoint):
+        checkpoints.verify(path)
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename", "mkdir"])
@@ -73,8 +63,8 @@ def test_a_fault_at_any_call_of_a_save_leaves_the_old_checkpoint_and_no_litter(t
             if failed_write := _fails(lambda: write(tmp_path, 2)):
                 assert "No space left on device" in failed_write
             assert bool(failed_write) == failed
-        assert verify(tmp_path / "step-000000001")["step"] == 1
-        assert verify(latest_usable(tmp_path))
+        assert checkpoints.verify(tmp_path / "step-000000001")["step"] == 1
+        assert checkpoints.verify(checkpoints.latest_usable(tmp_path))
         assert not list(tmp_path.glob(".step*")), "litter"
     assert count > 1
 
@@ -105,7 +95,7 @@ def test_a_disk_that_gives_back_other_bytes_is_noticed_at_once(tmp_path, monkeyp
     monkeypatch.setattr(checkpoints, "_write_flushed", write_badly)
     with pytest.raises(StorageFailure, match="SHA-256 differs"):
         write(tmp_path, 1)
-    assert list_checkpoints(tmp_path) == []
+    assert checkpoints.list_checkpoints(tmp_path) == []
     assert (tmp_path / "step-000000001.damaged").is_dir()
 
 
@@ -117,16 +107,16 @@ def test_a_disk_that_cannot_be_read_sets_no_checkpoint_aside(tmp_path, monkeypat
 
     monkeypatch.setattr(checkpoints, "sha256_of", refuse)
     with pytest.raises(StorageFailure, match=r"model\.safetensors can't be read: Input/output error"):
-        latest_usable(tmp_path, say=lambda _: None)
-    assert list_checkpoints(tmp_path) == [newest]
+        checkpoints.latest_usable(tmp_path, say=lambda _: None)
+    assert checkpoints.list_checkpoints(tmp_path) == [newest]
 
 
 def test_the_newest_the_best_and_every_nth_stay(tmp_path):
     losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: None, 50: 2.5, 60: 2.6}
     for step, loss in losses.items():
         write(tmp_path, step, loss)
-    prune(tmp_path, keep_last=2, keep_every_steps=30)
-    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [20, 30, 50, 60]
-    assert step_of(best_checkpoint(tmp_path)) == 20
-    prune(tmp_path, keep_last=2, keep_every_steps=0)
-    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [20, 50, 60]
+    checkpoints.prune(tmp_path, keep_last=2, keep_every_steps=30)
+    assert [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(tmp_path)] == [20, 30, 50, 60]
+    assert checkpoints.step_of(checkpoints.best_checkpoint(tmp_path)) == 20
+    checkpoints.prune(tmp_path, keep_last=2, keep_every_steps=0)
+    assert [checkpoints.step_of(path) for path in checkpoints.list_checkpoints(tmp_path)] == [20, 50, 60]

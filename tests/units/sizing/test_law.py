@@ -10,32 +10,20 @@ import pytest
 
 from minigpt.sizing import law
 from minigpt.sizing.dial import LEAST_BYTES
-from minigpt.sizing.law import (
-    PILOT_RANGE,
-    RANGE,
-    Size,
-    Text,
-    bits_per_byte,
-    candidates,
-    choose,
-    leveled,
-    pilot_of,
-    train,
-)
 
-PYTHON = Text(6_583_878, 1.736, 1.452, 1.982)
-NOTES = Text(260_951, 2.341, 2.367, 3.327)
+PYTHON = law.Text(6_583_878, 1.736, 1.452, 1.982)
+NOTES = law.Text(260_951, 2.341, 2.367, 3.327)
 SECONDS = [30, 60, 120, 240, 480, 960, 3600, 28800]
 
 
-def speed(size: Size) -> float:
+def speed(size: law.Size) -> float:
     """Of two quiet cores."""
     return 1e11 / (6 * size.multiplied)
 
 
 @pytest.mark.parametrize("text", [PYTHON, NOTES])
-def test_more_time_buys_more_and_larger_models(text: Text):
-    sizes = [choose(text, seconds, speed, {}) for seconds in SECONDS]
+def test_more_time_buys_more_and_larger_models(text: law.Text):
+    sizes = [law.choose(text, seconds, speed, {}) for seconds in SECONDS]
     assert all(later.bits_per_byte <= 1.002 * sooner.bits_per_byte for sooner, later in itertools.pairwise(sizes))
     assert all(size.low < size.bits_per_byte < size.high for size in sizes)
     multiplied = [size.multiplied for size in sizes]
@@ -45,12 +33,14 @@ def test_more_time_buys_more_and_larger_models(text: Text):
     assert all(size.tokens / speed(size) <= 1.03 * seconds for size, seconds in zip(sizes, SECONDS, strict=True))
 
 
-@pytest.mark.parametrize(("times", "error"), [(1, law.SHORT_RANGE), (2, RANGE), (4, PILOT_RANGE), (99, PILOT_RANGE)])
+@pytest.mark.parametrize(
+    ("times", "error"), [(1, law.SHORT_RANGE), (2, law.RANGE), (4, law.PILOT_RANGE), (99, law.PILOT_RANGE)]
+)
 def test_a_longer_pilot_has_a_narrower_range(times: float, error: float):
-    pilot = pilot_of(PYTHON, {"steps": 7}, times)
-    text = leveled(PYTHON, pilot, bits_per_byte(PYTHON, pilot))
-    near, far = (train(text, next(candidates(text)), tokens, {}) for tokens in (2e6, 2e7))
-    assert [round(1 - size.low / size.bits_per_byte, 2) for size in (near, far)] == [error, max(error, RANGE)]
+    pilot = law.pilot_of(PYTHON, {"steps": 7}, times)
+    text = law.leveled(PYTHON, pilot, law.bits_per_byte(PYTHON, pilot))
+    near, far = (law.train(text, next(law.candidates(text)), tokens, {}) for tokens in (2e6, 2e7))
+    assert [round(1 - size.low / size.bits_per_byte, 2) for size in (near, far)] == [error, max(error, law.RANGE)]
     few = law.train(replace(text, bytes=60_000), near, 1e5, {})  # 60 kB of names, by characters: 27 % off
     assert 1 - few.low / few.bits_per_byte == pytest.approx(law.SMALL_RANGE)
     assert pilot.tokens == pytest.approx(min(times, 8) * 2**17, rel=0.05)
@@ -60,7 +50,7 @@ def test_a_little_more_speed_seldom_changes_the_choice():
     shapes = [
         {
             (size.n_layer, size.n_embd, size.batch_tokens)
-            for size in (choose(PYTHON, s, speed, {}), choose(PYTHON, 1.03 * s, speed, {}))
+            for size in (law.choose(PYTHON, s, speed, {}), law.choose(PYTHON, 1.03 * s, speed, {}))
         }
         for s in range(30, 3000, 150)
     ]
@@ -68,47 +58,47 @@ def test_a_little_more_speed_seldom_changes_the_choice():
 
 
 def test_what_is_given_is_kept():
-    size = choose(PYTHON, 60, speed, {"n_layer": 7, "dropout": 0.05, "steps": 11})
+    size = law.choose(PYTHON, 60, speed, {"n_layer": 7, "dropout": 0.05, "steps": 11})
     assert (size.n_layer, size.dropout, size.steps) == (7, 0.05, 11)
 
 
 def test_small_models_and_two_layers_for_a_large_text_have_an_output_layer_of_their_own_and_count_it():
-    small, large = (choose(PYTHON, seconds, speed, {}) for seconds in (20, 3600))
-    wide, of_notes = (choose(text, 20, speed, {"n_layer": 2, "n_embd": 192}) for text in (PYTHON, NOTES))
+    small, large = (law.choose(PYTHON, seconds, speed, {}) for seconds in (20, 3600))
+    wide, of_notes = (law.choose(text, 20, speed, {"n_layer": 2, "n_embd": 192}) for text in (PYTHON, NOTES))
     assert [size.tied for size in (small, large, wide, of_notes)] == [False, True, False, True]
     assert wide.parameters == wide.multiplied + wide.vocab_size * wide.n_embd
     assert large.parameters == large.multiplied
 
 
 def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
-    size, once = (choose(text, 60, speed, {}) for text in (NOTES, PYTHON))
+    size, once = (law.choose(text, 60, speed, {}) for text in (NOTES, PYTHON))
     assert size.passes > 3 > 1 > once.passes
     assert size.weight_decay > 0.3 > 0.15 > once.weight_decay
     # A weight forgets its past at the same rate in each pass.
     assert size.weight_decay * size.matrix_lr * size.steps / size.passes == pytest.approx(law.DECAY, rel=0.03)
-    assert {size.vocab_size for size in candidates(NOTES)} == {2048}
-    assert max(size.vocab_size for size in candidates(PYTHON)) == 8192
-    shortest = Text(LEAST_BYTES, 2.5, 3.0)
-    assert {size.vocab_size for size in candidates(shortest)} == {512}  # bpe has 256 bytes and end-of-text at least
-    assert {size.block_size for size in candidates(shortest)} == {128}  # its validation text fills no longer one
+    assert {size.vocab_size for size in law.candidates(NOTES)} == {2048}
+    assert max(size.vocab_size for size in law.candidates(PYTHON)) == 8192
+    shortest = law.Text(LEAST_BYTES, 2.5, 3.0)
+    assert {size.vocab_size for size in law.candidates(shortest)} == {512}  # bpe has 256 bytes and end-of-text at least
+    assert {size.block_size for size in law.candidates(shortest)} == {128}  # its validation text fills no longer one
 
 
 def test_weights_are_averaged_where_a_text_is_seen_often_but_not_in_a_pilot():
-    once = choose(PYTHON, 60, speed, {})
-    often = train(NOTES, once, 6 * NOTES.bytes / NOTES.bytes_of(1, once.vocab_size), {})
-    large = train(PYTHON, once, 6 * PYTHON.bytes / PYTHON.bytes_of(1, once.vocab_size), {})
-    pilot = pilot_of(NOTES, {}, 8)
+    once = law.choose(PYTHON, 60, speed, {})
+    often = law.train(NOTES, once, 6 * NOTES.bytes / NOTES.bytes_of(1, once.vocab_size), {})
+    large = law.train(PYTHON, once, 6 * PYTHON.bytes / PYTHON.bytes_of(1, once.vocab_size), {})
+    pilot = law.pilot_of(NOTES, {}, 8)
     assert min(often.passes, large.passes, pilot.passes) > law.FEW_PASSES
     assert [size.average_fraction for size in (once, often, large, pilot)] == [0.0, 0.4, 0.4, 0.0]
     assert [size.final_lr_fraction for size in (once, often, large, pilot)] == [0.0, 0.2, 0.2, 0.0]
     assert [size.bpe_dropout for size in (once, often, large, pilot)] == [0.0, 0.05, 0.0, 0.0]
-    without = choose(NOTES, 60, speed, {"average_fraction": 0.0})
+    without = law.choose(NOTES, 60, speed, {"average_fraction": 0.0})
     assert (without.average_fraction, without.final_lr_fraction) == (0.0, 0.0)
-    assert often.bits_per_byte < bits_per_byte(NOTES, replace(often, average_fraction=0.0))
+    assert often.bits_per_byte < law.bits_per_byte(NOTES, replace(often, average_fraction=0.0))
 
 
 def test_a_7_gram_that_learns_faster_than_a_gpt_can_is_not_followed():
-    copies = Text(10**6, 1.9, 1.5, 3.3)
+    copies = law.Text(10**6, 1.9, 1.5, 3.3)
     assert copies.seven_gram(10**5) == pytest.approx(1.9 * 10**law.MOST_SLOPE)
     assert PYTHON.seven_gram(PYTHON.bytes / law.PART) == pytest.approx(1.982)
 
@@ -118,21 +108,21 @@ TEXTS = {row["text"]: row for row in csv.DictReader((FOLDER / "law_texts.csv").o
 RUNS = list(csv.DictReader((FOLDER / "law_runs.csv").open()))
 
 
-def text_and_size(row: dict[str, str]) -> tuple[Text, Size]:
+def text_and_size(row: dict[str, str]) -> tuple[law.Text, law.Size]:
     """The text and the size of a measured run."""
     of = TEXTS[row["text"]]
-    numbers = {field.name: float(row[field.name]) for field in fields(Size) if field.name in row}
+    numbers = {field.name: float(row[field.name]) for field in fields(law.Size) if field.name in row}
     xz = float(of["xz"]) if row["init"] == "induction" else math.inf  # the law before the models began to copy
     repeats = float(of["repeats"]) if of["repeats"] else None
-    text = Text(int(of["bytes"]), float(of["kneser_ney"]), xz, float(of["kneser_ney_part"]), repeats=repeats)
+    text = law.Text(int(of["bytes"]), float(of["kneser_ney"]), xz, float(of["kneser_ney_part"]), repeats=repeats)
     bytes_seen = numbers["passes"] * text.bytes
     usual = text.bytes_of(numbers["steps"] * numbers["batch_tokens"], int(row["vocab_size"]))
-    return replace(text, density=bytes_seen / usual), Size(**numbers)  # type: ignore[arg-type]
+    return replace(text, density=bytes_seen / usual), law.Size(**numbers)  # type: ignore[arg-type]
 
 
 def forecast(row: dict[str, str]) -> float:
     """The bits per byte of a run by the law alone."""
-    return bits_per_byte(*text_and_size(row))
+    return law.bits_per_byte(*text_and_size(row))
 
 
 def errors_with_pilots(steps: int, with_level: bool = True, note: str = "context") -> list[float]:
@@ -144,14 +134,14 @@ def errors_with_pilots(steps: int, with_level: bool = True, note: str = "context
         if is_today and row["text"] in pilots:
             (text, size), (_, pilot) = text_and_size(row), text_and_size(pilots[row["text"]])
             if with_level:
-                text = leveled(text, pilot, float(pilots[row["text"]]["bits"]))
-            errors.append(abs(bits_per_byte(text, size) / float(row["bits"]) - 1))
+                text = law.leveled(text, pilot, float(pilots[row["text"]]["bits"]))
+            errors.append(abs(law.bits_per_byte(text, size) / float(row["bits"]) - 1))
     return sorted(errors)
 
 
 def test_copying_is_for_two_layers_and_texts_that_repeat_themselves():
     def saved(repeats: float | None, layers: int, tokens: float) -> float:
-        size = train(PYTHON, replace(next(candidates(PYTHON)), n_layer=layers), tokens, {})
+        size = law.train(PYTHON, replace(next(law.candidates(PYTHON)), n_layer=layers), tokens, {})
         return law.copied(replace(PYTHON, repeats=repeats), size)
 
     assert 0 < saved(0.2, 2, 2e7) == saved(0.4, 2, 3e7) < saved(0.4, 9, 3e7) < law.MOST_COPIED * (1 + law.DEEPER)
@@ -186,19 +176,19 @@ def test_of_the_sizes_measured_in_equal_time_the_law_takes_one_near_the_best():
 
 def test_the_constants_fit_the_measurements():
     rows = [row for row in RUNS if row["fitted"] == "yes" and row["init"] == "normal"]
-    fitted = sorted(abs(bits_per_byte(*text_and_size(row)) / float(row["bits"]) - 1) for row in rows)
-    assert fitted[int(0.9 * len(fitted))] < RANGE
+    fitted = sorted(abs(law.bits_per_byte(*text_and_size(row)) / float(row["bits"]) - 1) for row in rows)
+    assert fitted[int(0.9 * len(fitted))] < law.RANGE
 
 
 def test_the_longer_a_pilot_the_nearer_the_forecast():
     short, middle, long = (errors_with_pilots(steps) for steps in (128, 256, 512))
     assert len(short) >= len(middle) == len(long) > 20
     assert short[int(0.9 * len(short))] < law.SHORT_RANGE
-    assert long[int(0.9 * len(long))] < PILOT_RANGE
+    assert long[int(0.9 * len(long))] < law.PILOT_RANGE
     near = [sum(error < 0.03 for error in errors) / len(errors) for errors in (short, middle, long)]
     assert near == sorted(near)
     assert near[-1] > 0.5
-    assert errors_with_pilots(512, with_level=False)[int(0.9 * len(long))] > PILOT_RANGE
+    assert errors_with_pilots(512, with_level=False)[int(0.9 * len(long))] > law.PILOT_RANGE
 
 
 def test_novels_are_foretold_though_the_smallest_model_learns_them_best():
