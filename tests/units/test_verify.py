@@ -11,36 +11,27 @@ import pytest
 from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.faults import StoppedEarly, UserFault
-from minigpt.rundir.rows import read_rows
+from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.verify import compare_runs, last_checkpoint, verify_resume
 
 # Stands for scripts/train.py: 40 steps, a checkpoint every 2; "inexact" lets what came before a kill show.
 TRAINING = """
-import json, sys, time
+import sys, time
 from pathlib import Path
 from minigpt.checkpoint.folder import latest_usable, step_of, write_checkpoint
+from minigpt.rundir.rows import append_row, cut_rows_after
 run = Path(sys.argv[-1].removeprefix("run.dir="))
 (run / "checkpoints").mkdir(parents=True, exist_ok=True)
 found = latest_usable(run / "checkpoints")
-step = step_of(found) if found else 0
-begun = time.time()
-rows = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["step"] <= step] \
-    if (run / "metrics.jsonl").exists() else []
-(run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
-with open(run / "events.jsonl", "a") as events:
-    now = time.strftime("%Y-%m-%dT%H:%M:%S")
-    events.write(json.dumps({"event": "continued" if found else "began", "time": now}) + "\\n")
-begun_at = step
-with open(run / "metrics.jsonl", "a") as metrics:
-    for step in range(step + 1, 41):
-        time.sleep(0.01)
-        loss = begun_at if "inexact" in sys.argv else 1 / step
-        metrics.write(json.dumps({"step": step, "train/loss": loss, "seconds": time.time() - begun}) + "\\n")
-        metrics.flush()
-        if step % 2 == 0:
-            write_checkpoint(run / "checkpoints", step, {"weights": str(loss).encode()}, {})
-with open(run / "events.jsonl", "a") as events:
-    events.write(json.dumps({"event": "finished", "time": time.strftime("%Y-%m-%dT%H:%M:%S")}) + "\\n")
+begun_at, begun = step_of(found) if found else 0, time.time()
+cut_rows_after(run / "metrics.jsonl", begun_at)
+append_row(run / "events.jsonl", {"event": "continued" if found else "began"})
+for step in range(begun_at + 1, 41):
+    time.sleep(0.01)
+    loss = begun_at if "inexact" in sys.argv else 1 / step
+    append_row(run / "metrics.jsonl", {"step": step, "train/loss": loss, "seconds": time.time() - begun})
+    if step % 2 == 0:
+        write_checkpoint(run / "checkpoints", step, {"weights": str(loss).encode()}, {})
 """
 
 
@@ -86,16 +77,17 @@ def test_every_difference_but_of_timings_is_seen(run, tmp_path):
         rows[2]["train/loss"] += 1e-9
         (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    def cut_rows(copy):
+        cut_rows_after(copy / "metrics.jsonl", rows[0]["step"])
+
     changes = {
         "optimizer.safetensors": change_bit,
         "state.json": lambda copy: (last_checkpoint(copy) / "state.json").unlink(),
         f"metrics.jsonl ({len(rows)} and {len(rows)} rows), step {rows[2]['step']}: train/loss": change_row,
-        f"metrics.jsonl ({len(rows)} and 1 rows), step {rows[1]['step']}: ": lambda copy: (
-            copy / "metrics.jsonl"
-        ).write_text(json.dumps(rows[0]) + "\n"),
+        f"metrics.jsonl ({len(rows)} and 1 rows), step {rows[1]['step']}: ": cut_rows,
         "samples.jsonl": lambda copy: (copy / "samples.jsonl").write_text("{}\n"),
         "step-000000006 and step-000000005": lambda copy: last_checkpoint(copy).rename(
-            copy / "checkpoints" / "step-000000005"
+            copy / "checkpoints/step-000000005"
         ),
     }
     for number, (word, change) in enumerate(changes.items()):
