@@ -74,19 +74,3 @@ def test_rows_of_different_lengths_are_read_under_autocast_too():
         cache.set_lengths([6, 4])
         logits = model(torch.stack([tokens[0, 6:], tokens[1, 4:6]]), cache=cache)
         assert (logits[1] - model(tokens)[1, 4:6]).abs().max() < 0.1
-
-
-@both_kernels
-@torch.no_grad()
-def test_a_row_that_is_read_again_leaves_the_others_alone(kernel):
-    model = tiny_gpt(kernel=kernel)
-    tokens, again, newest = some_tokens(3, 9), some_tokens(1, 4, seed=2), some_tokens(3, 1, seed=3)
-    cache = new_cache(model, 3)
-    model(tokens, cache=cache)
-    part = new_cache(model, 1)
-    model(again, cache=part)
-    cache.put([1], part)
-    assert cache.lengths == [9, 4, 9]
-    logits = model(newest, cache=cache)[:, -1]
-    for row, text in enumerate([tokens[0], again[0], tokens[2]]):
-        assert_close(logits[row], model(torch.cat([text, newest[row]])[None])[0, -1])
