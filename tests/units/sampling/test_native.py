@@ -29,14 +29,10 @@ def gpt(dtype=torch.float32, *, device="cpu", **config):
     return model.to(device, dtype)
 
 
-def empty(model, rows):
-    return model.new_cache(rows)
-
-
 def apart(decoder, model, prompts, steps):
     """The greatest difference of logits, relative to the greatest logit, and of what the caches hold."""
     logits, held, greatest = 0.0, 0.0, 0.0
-    ours, twins = empty(model, len(prompts)), empty(model, len(prompts))
+    ours, twins = model.new_cache(len(prompts)), model.new_cache(len(prompts))
     longest = max(map(len, prompts))
     padded = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
     for cache in (ours, twins):
@@ -141,13 +137,13 @@ def test_calls_that_would_reach_outside_are_refused():
     decoder = NativeDecoder(model)
     for token in (-1, V, 2**40):
         with pytest.raises(AssertionError, match="a token outside"):
-            decoder(torch.tensor([[token]]), empty(model, 1))
-    full = empty(model, 1)
+            decoder(torch.tensor([[token]]), model.new_cache(1))
+    full = model.new_cache(1)
     full.set_lengths([BLOCK_SIZE])
     with pytest.raises(AssertionError, match="full"):
         decoder(torch.tensor([[1]]), full)
     with pytest.raises(AssertionError):
-        decoder(torch.ones(2, 1, dtype=torch.int64), empty(model, 1))
+        decoder(torch.ones(2, 1, dtype=torch.int64), model.new_cache(1))
 
 
 @pytest.fixture
