@@ -219,7 +219,7 @@ def test_a_finished_run_says_so_and_changes_no_file(place, straight, capsys):
 def test_verify_resume_kills_a_training_and_proves_it(run, capsys):
     words = [word for word in run.arguments("trainer.max_steps=1500") if not word.startswith("run.dir")]
     assert cli.verify_resume([*words, "kills=1"]) == 0
-    assert "EXACT: killed 1 times" in capsys.readouterr().out
+    assert "EXACT: killed 1 time," in capsys.readouterr().out
 
 
 def test_init_from_starts_with_the_weights_of_another_run(place, straight):
