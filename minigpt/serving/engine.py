@@ -124,9 +124,10 @@ class Served:
         """Let new texts join, and give each text a token; return the pieces that this has added."""
         if new:
             self.writer.join([choice.text for choice in new])
-        for text in [text for text, choice in self.writing.items() if choice.answer.cancelled]:
-            self.writer.leave(text)
+        # `cancelled` is read once: the event loop may set it at any time.
         writing = {text: choice for text, choice in self.writing.items() if not choice.answer.cancelled}
+        for text in [text for text in self.writing if text not in writing]:
+            self.writer.leave(text)
         for text, token, logits in self.writer.step() if writing else ():
             writing[text].add(token, logits, self.loaded.tokenizer.token_bytes(token))
         pieces = [(choice.answer, choice.taken()) for choice in writing.values()]

@@ -11,7 +11,7 @@ from minigpt.sampling.native.decoder import native_decoder
 from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.stream import TextStream
 from minigpt.sampling.write import text_ends, texts_of, write
-from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
+from minigpt.serving.engine import Answer, Busy, Choice, Engine, Piece, Served
 
 KERNELS = ["torch", pytest.param("native", marks=pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"))]
 
@@ -90,6 +90,22 @@ def test_a_cancelled_answer_frees_its_rows_and_those_who_wait_go_on(loaded):
             assert engine.models["tiny"].reader.cache.lengths == []
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("reads", range(8))
+def test_an_answer_that_is_cancelled_within_a_step_disturbs_no_other(loaded, reads):
+    class Leaving(Answer):
+        left = reads  # of the times that `cancelled` is read before the event loop sets it
+
+        def __getattribute__(self, name):
+            Leaving.left -= name == "cancelled"
+            return Leaving.left < 0 if name == "cancelled" else super().__getattribute__(name)
+
+    served, stays = Served("tiny", loaded, None, rows=4), answer_of(loaded, "stays")
+    served.waiting = [Choice(stays, 0), Choice(Leaving("tiny", answer_of(loaded, "leaves").texts), 0)]
+    while not stays.texts[0].ended:
+        served.step(served.admit())
+    assert stays.texts[0].ended == "length"
 
 
 def test_an_error_ends_the_texts_it_touches_and_no_others(loaded):
