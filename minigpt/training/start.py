@@ -129,10 +129,14 @@ def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepare
     known = tokenizer_of(origin, source)
     if known is not None:
         refuse_other_tokenizer(config, known, tokenizer)
-    elif tokenizer.name == "bpe" or tokenizer.vocab_size > read_imported_config(origin)[1]:  # bpe: of this text
-        remedy = "Put the model's tokenizer.json (nanoGPT: meta.pkl) there, or type the one it has, like tokenizer=gpt2"
-        wrong = f"it has no tokenizer, and its weights do not know the tokens of tokenizer={tokenizer.name}"
-        raise UserFault(f"init.from={source}: {wrong}. {remedy}")
+    else:
+        size = read_imported_config(origin)[1]
+        # A bpe is of this text, and so is a char, but for nanoGPT's of the same text, which has as many tokens.
+        is_other = tokenizer.name == "bpe" or (tokenizer.name == "char" and tokenizer.vocab_size != size)
+        if is_other or tokenizer.vocab_size > size:
+            remedy = "Put its tokenizer.json (nanoGPT: meta.pkl) there, or type the one it has, like tokenizer=gpt2"
+            wrong = f"it has no tokenizer, and its weights do not know the tokens of tokenizer={tokenizer.name}"
+            raise UserFault(f"init.from={source}: {wrong}. {remedy}")
     weights = read_imported_weights(origin) if is_imported(origin) else load.read_tensors(origin, MODEL)
     load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known.vocab_size if known else None), str(origin))
     if not is_imported(origin):
