@@ -31,7 +31,9 @@ def find_files(key: str, data: DataConfig) -> list[File]:
     for place in listed:
         prefix = f"{Path(place).name}/" if len(listed) > 1 else ""
         for file in _files_at(key, place, data, prefix):
-            by_path.setdefault(os.path.abspath(file.path), replace(file, is_val=key == "val_source"))
+            at = os.path.abspath(file.path)
+            if at not in by_path or file.is_named:  # by itself, after its folder
+                by_path[at] = replace(file, is_val=key == "val_source")
     return list(by_path.values())
 
 
@@ -76,7 +78,7 @@ def _pattern_to_skip(file: File, data: DataConfig) -> str:
     if data.include and not file.is_named and not matches(data.include):
         return f"not in data.include={data.include}"
     if not data.include and not file.is_named and matches(GENERATED):
-        return "drawn or written by a program; data.include=PATTERN reads it"
+        return "drawn or written by a program; 'data.include=*' reads all"
     return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
 
 

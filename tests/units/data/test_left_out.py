@@ -43,7 +43,7 @@ def test_pictures_in_base64_and_files_that_programs_write_are_left_out_of_a_fold
     assert names == {"note.md", "pictured.md", "genome.txt", "site/app.js"}
     assert notes == [
         "left out 2 (mostly base64: a picture or a drawing in a text): drawing.md, scan.md",
-        "left out 4 (drawn or written by a program; data.include=PATTERN reads it): "
+        "left out 4 (drawn or written by a program; 'data.include=*' reads all): "
         "site/app.min.js, site/icon.svg, site/package-lock.json ...",
     ]
 
@@ -51,4 +51,5 @@ def test_pictures_in_base64_and_files_that_programs_write_are_left_out_of_a_fold
 def test_they_are_read_when_they_are_meant(folder):
     assert read(folder, include="*.svg,uv.lock")[0] == {"site/icon.svg", "site/uv.lock"}
     assert read(folder / "drawing.md")[0] == {"drawing.md"}
+    assert len(read(f"{folder},{folder / 'drawing.md'}")[0]) == len(read(f"{folder / 'drawing.md'},{folder}")[0]) == 5
     assert read(folder / "site" / "icon.svg")[0] == {"icon.svg"}
