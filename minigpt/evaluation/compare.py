@@ -249,7 +249,8 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     scopes = dict.fromkeys(scope(pair, best, name) for name, pair in between.items())
     about = [*scopes, *([f"The text: {units.unfit}."] if units.unfit else [])]
     if early:
-        about += [f"Not finished: {', '.join(early)}: its settings are not judged yet. Its own command continues it."]
+        judged = "these settings are not judged yet. A stopped run is continued by its own command"
+        about += [f"Not finished: {', '.join(early)}: {judged}."]
     if len(others) == 1:
         return [*lines, "", *verdicts.values(), *about]
     lines += ["", f"Best  {best}. Against it (+- are intervals that all hold together with 95 %)"]

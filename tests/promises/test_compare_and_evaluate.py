@@ -83,7 +83,7 @@ def test_a_run_that_is_not_finished_is_named(place, tmp_path):
     with (tmp_path / "a2" / "events.jsonl").open("a") as events:
         events.write('{"event": "stopped", "step": 7, "reason": "signal"}\n')
     text = said(place, "a1", str(tmp_path / "a2"), "b1", "b2")
-    assert text.splitlines()[-1].startswith(f"Not finished: {tmp_path / 'a2'} (stopped at 20 of 20): its settings")
+    assert text.splitlines()[-1].startswith(f"Not finished: {tmp_path / 'a2'} (stopped at 20 of 20): these settings")
     named = said(place, "a1", str(next((tmp_path / "a2" / "checkpoints").iterdir())))
     assert "Not finished" not in named
 
