@@ -3,7 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from minigpt.config.schema import Device, ModelRef, PrepareConfig, SampleConfig, SweepConfig, TrainConfig, Which, Writer
+from minigpt.config.schema import (
+    BadBytes,
+    Device,
+    ModelRef,
+    PrepareConfig,
+    SampleConfig,
+    SweepConfig,
+    TrainConfig,
+    Which,
+    Writer,
+)
 from minigpt.config.setting import setting
 
 
@@ -61,7 +71,7 @@ class EvaluateConfig(ModelRef):
     stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
     device: Device = setting("auto", "where to compute", "machine")
     encoding: str = setting("utf-8", "encoding of the files", "watch", key="data.encoding")
-    errors: Literal["strict", "replace"] = setting("strict", "for bytes not valid in it", "watch", key="data.errors")
+    errors: BadBytes = setting("strict", "for bytes not valid in it", "watch", key="data.errors")
     separator: str | None = setting(
         None, "between documents of a text; default: the run's", "watch", key="data.separator", literal=True
     )

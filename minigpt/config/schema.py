@@ -13,6 +13,7 @@ from typing import Any, Literal
 from minigpt.config.setting import setting
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
+BadBytes = Literal["strict", "replace", "cp1252"]
 Toggle = Literal["auto", "on", "off"]
 SHARDED = ("fsdp", "hsdp")  # strategies under which a device holds a part of the weights
 CONVERSATIONS = ("chat", "tasks")  # names of data of which only the answers are learned
@@ -87,7 +88,7 @@ class DataConfig:
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "part of the text that is held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
-    errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
+    errors: BadBytes = setting("strict", "for bytes that are no text in `encoding`", "weights")
     key: str = setting("text", "JSON, CSV, Parquet: key or column of the text", "weights")
     separator: str | None = setting(None, "between documents of a plain text: <|endoftext|>", "weights", literal=True)
     include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights")

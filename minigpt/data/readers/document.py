@@ -1,5 +1,6 @@
 """What readers are given, and what they return."""
 
+import codecs
 import glob
 import gzip
 import importlib
@@ -18,6 +19,16 @@ CHUNK_BYTES = 1 << 18  # small enough that a chunk stays in the processor's cach
 
 class BadFile(UserFault):
     """A file that can't be read as what it should be."""
+
+
+def _as_cp1252(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Read bytes that are no UTF-8 as Windows wrote them: in many folders some files are older than the others."""
+    if isinstance(error, UnicodeDecodeError):
+        return error.object[error.start : error.end].decode("cp1252", "replace"), error.end
+    return codecs.replace_errors(error)  # a lone surrogate of JSON
+
+
+codecs.register_error("cp1252", _as_cp1252)  # data.errors=cp1252
 
 
 def _gzip(path: Path, size: int) -> Iterator[bytes]:

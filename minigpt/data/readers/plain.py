@@ -101,8 +101,10 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
         match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
     ):
         guess = match.encoding
-    named = f"data.encoding={guess} if that is the encoding of all files (else write this one as UTF-8)"
-    remedies = [named] * bool(guess) + ["data.errors=replace to read bad bytes as U+FFFD"]
+    remedies = [f"data.encoding={guess} if all files are in it (else write this one as UTF-8)"] * bool(guess)
+    if guess in ("", "cp1252"):
+        remedies += ["data.errors=cp1252 to read the bytes that are no UTF-8 as Windows-1252"]
+    remedies += ["data.errors=replace to read them as U+FFFD"]
     if file.stamp:  # a text to score has no such settings
         remedies += ["tokenizer=byte to train on the bytes as they are", f"{file.remedy} to leave it out"]
     return BadFile(f"{wrong}. Type {', or '.join(remedies)}")

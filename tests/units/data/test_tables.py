@@ -73,13 +73,24 @@ def test_the_encoding_of_a_text_that_is_not_utf8_is_named(folder, text, encoding
     assert "".join(train + val) == text * 2000
 
 
+def test_old_files_among_new_ones_are_read_as_windows_wrote_them(folder):
+    old, new = "„Über die Größe“ – sagte er … dass die Straße naß sei.\n" * 99, "Größe, naïve, ½, €, 日本\n" * 9_000
+    write(folder / "notes" / "new.txt", new)
+    write(folder / "notes" / "old.txt", old.encode("cp1252"))
+    with pytest.raises(UserFault, match=r"old.txt: byte 0x84 .*data.errors=cp1252 to read the bytes that are no UTF-8"):
+        made("notes", "char")
+    write(folder / "notes" / "mixed.jsonl", b'{"text": "caf\xe9 \xc3\xa9 \\ud800"}\n')
+    train, val = documents(made("notes", "char", errors="cp1252")[0])
+    assert "".join(train + val) == "café é ?" + new + old
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("plain words\n" * 50_000 + "it\x92s\n", "Type data.encoding=cp1252 if"),
         (
             "Größe, Straße, Übermut\n" * 99,
-            r"\(invalid start byte\)\. Type data.errors=replace to read bad bytes",
+            r"\(invalid start byte\)\. Type data.errors=cp1252 to read the bytes",
         ),
     ],
 )
