@@ -203,7 +203,7 @@ def test_all_files_that_can_not_be_read_are_named_with_the_remedy(folder):
     write(folder / "t" / "e.txt.gz", gzip.compress(b"x" * 999)[:-9])
     with pytest.raises(UserFault) as fault:
         made("t", "char")
-    names = ("b.txt: byte 0xE9 at offset 10", "has no text under 'text'", "line 1 is not JSON", "cut or no gzip file")
+    names = ("b.txt: byte 0xE9 at offset 10", "has no text under 'text'", "line 1 is not JSON", "cut or no .gz file")
     remedies = ("data.errors=replace", "data.key=body or data.key=head", "name the file .txt", "data.exclude=e.txt.gz")
     for sentence, name, remedy in zip(fault.value.faults, names, remedies, strict=True):
         assert name in sentence

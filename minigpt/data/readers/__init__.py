@@ -10,7 +10,7 @@ from minigpt.data.readers.table import is_table, read_table
 
 Reader = Callable[..., Iterator[Document]]  # of (file, options, begin, end): of a part of a file
 
-# By the end of the file's name, .gz and .zst left out. All others are plain text, and tables without the column, too.
+# By the end of the file's name, without .gz and the like. Others are plain text, and tables without the column, too.
 READERS: dict[str, Reader] = {".jsonl": read_jsonl, ".ndjson": read_jsonl, ".parquet": read_parquet}
 READERS |= dict.fromkeys((".csv", ".tsv", ".json"), read_table)
 NAMES = {read_jsonl: "JSON lines", read_parquet: "Parquet", read_table: "table"}

@@ -1,13 +1,16 @@
 """What readers are given, and what they return."""
 
+import bz2
 import codecs
 import glob
 import gzip
 import importlib
+import lzma
 import shlex
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -31,8 +34,8 @@ def _as_cp1252(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error("cp1252", _as_cp1252)  # data.errors=cp1252
 
 
-def _gzip(path: Path, size: int) -> Iterator[bytes]:
-    with gzip.open(path) as file:
+def _unpack(opened: Callable[[Path], Any], path: Path, size: int) -> Iterator[bytes]:
+    with opened(path) as file:
         yield from iter(lambda: file.read(size), b"")
 
 
@@ -53,7 +56,12 @@ def _zstd(path: Path, size: int) -> Iterator[bytes]:
         raise EOFError("its end is missing")
 
 
-PACKINGS: dict[str, Callable[[Path, int], Iterator[bytes]]] = {".gz": _gzip, ".zst": _zstd}
+PACKINGS: dict[str, Callable[[Path, int], Iterator[bytes]]] = {
+    ".gz": partial(_unpack, gzip.open),
+    ".bz2": partial(_unpack, bz2.open),
+    ".xz": partial(_unpack, lzma.open),
+    ".zst": _zstd,
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class File:
 
     @property
     def packing(self) -> str:
-        """How it is packed, as its name ends: .gz, .zst or nothing."""
+        """How it is packed, as its name ends: .gz, .bz2, .xz, .zst or nothing."""
         end = PurePath(self.label).suffix.lower()
         return end if end in PACKINGS else ""
 
@@ -92,7 +100,7 @@ class File:
     def chunks(self, begin: int = 0, end: int | None = None, size: int = 0) -> Iterator[bytes]:
         """Yield its bytes begin ... end - 1, about `size` (by default CHUNK_BYTES) at a time.
 
-        A file whose name ends in .gz or .zst is unpacked, and always read from its beginning to its end.
+        A packed file is unpacked, and always read from its beginning to its end.
 
         Raises:
             BadFile: it can't be unpacked.
@@ -106,11 +114,11 @@ class File:
                 file.seek(begin)
                 while chunk := file.read(size if end is None else min(size, end - file.tell())):
                     yield chunk
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            wrong = f"{self} is cut or no {'gzip' if self.packing == '.gz' else 'zstd'} file ({error})"
+        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise UserFault(f"{self} can't be read: {error.strerror}") from None
+            wrong = f"{self} is cut or no {self.packing} file ({error})"
             raise BadFile(f"{wrong}; get it again, or leave it out: {self.remedy}") from None
-        except OSError as error:
-            raise UserFault(f"{self} can't be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,10 @@ _KINDS = {
     b"\x89PNG": "a PNG picture",
     b"\xff\xd8\xff": "a JPEG picture",
     b"%PDF": "a PDF document: pdftotext converts it",
-    b"PK\x03\x04": "a ZIP archive or an office document: pandoc -t plain converts .docx, .odt and .epub",
+    b"PK\x03\x04": "a ZIP archive (unzip), or an office document: pandoc -t plain converts .docx, .odt and .epub",
     b"\x1f\x8b": "gzip data without .gz at the end of its name",
+    b"BZh": "bzip2 data without .bz2 at the end of its name",
+    b"\xfd7zXZ": "xz data without .xz at the end of its name",
     b"\x28\xb5\x2f\xfd": "zstd data without .zst at the end of its name",
     b"PAR1": "a Parquet table without .parquet at the end of its name",
 }
@@ -68,6 +70,8 @@ def kind_of_binary(file: File, encoding: str) -> str:
     head = next(file.chunks(size=HEAD_BYTES), b"")[:HEAD_BYTES]
     if file.address and not file.suffix.startswith(".htm") and head.lstrip()[:14].lower() == b"<!doctype html":
         return "a web page about the file, not the file itself"
+    if head[257:262] == b"ustar":
+        return "a tar archive: tar -xf unpacks it"
     kind = next((kind for start, kind in _KINDS.items() if head.startswith(start)), "")
     return kind or "binary data: it holds NUL bytes" * (b"\0" in head and encoding == "utf-8" and head[:2] not in UTF16)
 

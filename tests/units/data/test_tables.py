@@ -1,7 +1,11 @@
 """CSV and JSON files that hold several texts, and files in another encoding."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import tarfile
 
 import pytest
 
@@ -16,6 +20,8 @@ TABLES = {
     "semicolons.csv": "\ufeff" + CSV.replace("id,body", "id;body").replace(',"', ';"').replace("60,", "60;"),
     "tabs.tsv": CSV.replace("id,body", "id\tbody").replace(',"', '\t"').replace("60,", "60\t"),
     "packed.csv.gz": gzip.compress(CSV.encode()),
+    "packed.csv.bz2": bz2.compress(CSV.encode()),
+    "packed.csv.xz": lzma.compress(CSV.encode()),
     "windows.csv": ("\n" + CSV).encode("utf-16"),
     "macintosh.csv": CSV.replace("\r\n", "\r").encode(),
     "lines.json": "".join(json.dumps({"id": 1, "body": f'{story}\nit said "no"'}) + "\n" for story in STORIES),
@@ -71,6 +77,28 @@ def test_the_encoding_of_a_text_that_is_not_utf8_is_named(folder, text, encoding
         made(source, "char")
     train, val = documents(made(source, "char", encoding=encoding)[0])
     assert "".join(train + val) == text * 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.txt.bz2", bz2.compress(b"words " * 999)[:-9], r"a.txt.bz2 is cut or no .bz2 file"),
+        ("a.txt.bz2", b"plain words", r"a.txt.bz2 is cut or no .bz2 file \(Invalid data stream"),
+        ("a.txt.xz", lzma.compress(b"words " * 999)[:-9], r"a.txt.xz is cut or no .xz file"),
+        ("a.txt.xz", b"plain words", r"a.txt.xz is cut or no .xz file \(Input format not supported"),
+        ("a.txt", bz2.compress(b"words"), r"bzip2 data without .bz2"),
+    ],
+)
+def test_packed_data_that_is_damaged_is_named(folder, name, content, says):
+    with pytest.raises(UserFault, match=says):
+        made(write(folder / name, content), "char")
+
+
+def test_a_tar_archive_is_named_with_the_program_that_unpacks_it(folder):
+    with tarfile.open(folder / "notes.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    with pytest.raises(UserFault, match="is a tar archive: tar -xf unpacks it"):
+        made("notes.tar.gz")
 
 
 def test_old_files_among_new_ones_are_read_as_windows_wrote_them(folder):
