@@ -112,6 +112,8 @@ class Corpus:
         if any(end.startswith((".csv", ".tsv", ".json")) for end in kinds["text"]):
             without = f"CSV and JSON without {self.options.key!r} are read as plain text"
             lines.append(f"{without}; a column or key of records alone: data.key=NAME")
+        if marked := sorted({".htm", ".html", ".ipynb"} & kinds["text"].keys()):
+            lines.append(f"{', '.join(marked)}: read with all markup; docs/DATA.md has commands that convert it")
         return lines
 
 

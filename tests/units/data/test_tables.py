@@ -94,6 +94,12 @@ def test_packed_data_that_is_damaged_is_named(folder, name, content, says):
         made(write(folder / name, content), "char")
 
 
+def test_web_pages_and_notebooks_are_said_to_be_read_with_their_markup(folder):
+    write(folder / "notes" / "a.html", f"<p>{TEXT}</p>")
+    write(folder / "notes" / "b.ipynb", json.dumps({"cells": [{"source": [TEXT]}]}))
+    assert any(".html, .ipynb: read with all markup" in line for line in made("notes")[1])
+
+
 def test_a_tar_archive_is_named_with_the_program_that_unpacks_it(folder):
     with tarfile.open(folder / "notes.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
