@@ -43,6 +43,7 @@ class Tokenizer:
         control: the names of the control tokens that were added after all other tokens.
         rules: file only: what makes it.
         template: of another program's chat model, how its messages become text; no part of the vocabulary.
+        pattern: bpe, gpt2: the regular expression that splits text into words first.
         begins_texts: whether a model's training text has shown what follows end-of-text; no part of the vocabulary.
         dtype: of token arrays, in memory and on disk.
     """
@@ -75,6 +76,7 @@ class Tokenizer:
         self.vocab_size = len(self._table)
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
         self._prefix: bytes = getattr(self._encoder, "prefix", b"")  # put before each text by the encoder
+        self.pattern: str | None = getattr(self._encoder, "pattern", None)
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Return the tokens of a text, without `start`.
@@ -151,7 +153,7 @@ class Tokenizer:
             "name": self.name,
             "vocab_size": self.vocab_size,
             "eot": self.eot,
-            "pattern": TOKENIZERS[self.name].pattern,
+            "pattern": self.pattern,
             **({"tokens": tokens} if self.rules is None else asdict(self.rules)),
             **({"control": self.control} if self.control else {}),
         }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from minigpt.data.chat.roles import CONTROL, end_of_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
+from minigpt.data.tokenizers.bpe import MARKED
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import bias_word, family_of
 from minigpt.formats.huggingface import complete_weights, names_of, shapes_of, to_ours, to_theirs
@@ -132,7 +133,7 @@ def _kind_of(gguf: Any, name: str, tensor: Tensor, kind: str) -> Any:
 
 
 def _write_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
-    """Write a tokenizer: byte-level BPE with GPT-2's pattern, or SentencePiece's table for char."""
+    """Write a tokenizer: byte-level BPE with its pattern, or SentencePiece's table for char."""
     described = tokenizer_json(tokenizer)["model"]
     texts = sorted(described["vocab"], key=described["vocab"].__getitem__)
     is_pieces = tokenizer.eot is None and not all(text.isascii() for text in texts)
@@ -143,7 +144,7 @@ def _write_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
     elif tokenizer.eot is None:
         texts = [as_text(text.encode()) for text in texts]
     writer.add_tokenizer_model("llama" if is_pieces else "gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre("qwen35" if tokenizer.pattern == MARKED else "gpt-2")
     writer.add_token_list(texts)
     control = set(tokenizer.special.values())
     writer.add_token_types([CONTROL_TOKEN if token in control else NORMAL_TOKEN for token in range(len(texts))])

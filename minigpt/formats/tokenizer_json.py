@@ -52,7 +52,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
         raise UserFault("a token is no merge of two others: no tokenizer.json can say that")
     as_texts = [(as_text(first), as_text(second)) for first, second in merges]
     control = sorted(names, key=names.__getitem__)
-    return bpe_json(vocab, as_texts, control, is_bytes=not is_char, is_split=tokenizer.name != "byte")
+    return bpe_json(vocab, as_texts, control, is_bytes=not is_char, pattern=tokenizer.pattern)
 
 
 def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from minigpt.config.compose import compose
 from minigpt.export import TEXT, export
 from minigpt.faults import UserFault
 from tests.promises.test_models_in_and_out import MODERN, SHAPES
+from tests.promises.test_tokenizers import MARKS
 
 pytest.importorskip("gguf", reason="gguf is not installed: make test-extras")
 UNICODE = [*MODERN, "model.qk_norm=none", "tokenizer=char"]
+WORDS = [*MODERN, "model.qk_norm=none", "tokenizer=bpe", "tokenizer.vocab_size=500"]
 LEARN = ["model.block_size=32", "model.n_embd=32", "optimizer.lr=0.02"]
 LEARN += ["trainer.max_steps=60", "validate.every_steps=0"]
 
@@ -43,11 +45,13 @@ def ask(server, path: str, **content) -> dict:
         return json.load(reply)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "unicode"])
+@pytest.mark.parametrize("shape", [*SHAPES, "unicode", "marks"])
 def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
     if shape == "unicode":
         (run.folder / "text.txt").write_text("naïve déjà vu – мир 🙂 ß, und so weiter " * 40)
-    lines = exported(run, tmp_path / "out", *(UNICODE if shape == "unicode" else SHAPES[shape]))
+    if shape == "marks":
+        (run.folder / "text.txt").write_text(MARKS * 40)
+    lines = exported(run, tmp_path / "out", *(SHAPES | {"unicode": UNICODE, "marks": WORDS})[shape])
     assert "largest difference 0.0e+00" in lines[1]
     server = llama_cpp(tmp_path / "out")
     gpt = minigpt.load(run.path)
@@ -67,7 +71,7 @@ def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
         assert abs(each["logprob"] - float(chances[tokens[-1]])) < (1e-3 if shape.startswith("gpt2") else 5e-5)
     assert len(found) == 20
     tokens = torch.randint(gpt.model.vocab_size, (200, 9), generator=torch.Generator().manual_seed(1)).tolist()
-    texts = [] if gpt.tokenizer.name == "char" else [TEXT]
+    texts = [] if gpt.tokenizer.name == "char" else [TEXT, MARKS]
     texts += [gpt.tokenizer.decode(row) for row in tokens]
     plain = {"add_special": False, "parse_special": False}
     theirs = [ask(server, "tokenize", content=text, **plain)["tokens"] for text in texts]

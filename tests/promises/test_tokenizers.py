@@ -22,10 +22,11 @@ import minigpt
 from minigpt.data.text import encode_documents
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers import bpe, file
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, gpt2_ranks
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, MARKED, PATTERN, gpt2_ranks
 from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
+from minigpt.formats.tokenizer_json import tokenizer_json
 from minigpt.sampling.write import encode_prompt
 from tests.conftest import LETTERS
 
@@ -37,8 +38,10 @@ TRAIN = [[(SENTENCE * 5).encode()], [b"def f(x):\n    return x\n" * 9, b"\xff\xf
 BYTE = build_tokenizer("byte")
 CHAR = build_tokenizer("char", alphabet=SENTENCE)
 BPE = build_tokenizer("bpe", vocab_size=320, train=TRAIN)
+MARKS = "होरीराम ने दोनों बैलों को, 2024 में\n\n  «घर» दिया…\tภาษาไทยที่นี่ اَلْعَرَبِيَّةُ।\r\n"
+MARKED_BPE = build_tokenizer("bpe", vocab_size=500, train=[[(MARKS * 9).encode()], [b"and some English"]])
 BYTES = st.binary(max_size=80) | st.text(LETTERS, max_size=60).map(str.encode)
-by_name = pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=lambda tokenizer: tokenizer.name)
+by_name = pytest.mark.parametrize("tokenizer", [BYTE, BPE, MARKED_BPE], ids=lambda tokenizer: tokenizer.name)
 
 
 @cache
@@ -58,12 +61,20 @@ def test_any_bytes_round_trip_however_they_come(tokenizer: Tokenizer, data: byte
     np.testing.assert_array_equal(np.concatenate(chunks) if chunks else [], tokens)
 
 
-def test_ids_of_bpe_are_those_of_tiktoken_and_control_tokens_are_text_unless_asked_for():
-    ranks = {BPE.token_bytes(token): token for token in range(BPE.vocab_size - 1)}
-    twin = tiktoken.Encoding("twin", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
-    long = "".join(random.Random(3).choices(SENTENCE, k=200_000))
+@pytest.mark.parametrize(("tokenizer", "pattern"), [(BPE, PATTERN), (MARKED_BPE, MARKED)], ids=["gpt2", "marked"])
+def test_ids_of_bpe_are_those_of_tiktoken_and_of_its_tokenizer_json(tokenizer: Tokenizer, pattern: str):
+    assert tokenizer.pattern == pattern
+    ranks = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size - 1)}
+    twin = tiktoken.Encoding("twin", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    library = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(tokenizer)))
+    library.encode_special_tokens = True
+    long = "".join(random.Random(3).choices(SENTENCE + MARKS, k=200_000))
     for text in [*fuzz(300), long, f"a {END_OF_TEXT} b" * 3]:
-        assert BPE.encode(text) == twin.encode_ordinary(text)
+        assert tokenizer.encode(text) == twin.encode_ordinary(text) == library.encode(text).ids
+    assert load_tokenizer(tokenizer.to_json()).encode(long) == tokenizer.encode(long)
+
+
+def test_control_tokens_are_text_unless_asked_for():
     asked = BPE.encode(f"a{END_OF_TEXT}b", allow_special=True)
     assert asked == [*BPE.encode("a"), BPE.eot, *BPE.encode("b")]
 

@@ -7,15 +7,18 @@ can merge, those that make the token of lowest rank merge first.
 import itertools
 import re
 import threading
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import tiktoken
 import tiktoken.load
 from numpy.typing import NDArray
 
-from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme, byte_tokens, runs
+from minigpt.data.tokenizers.scheme import BLANK_BORDER, END_OF_TEXT, SINGLE_BYTES, Scheme, byte_tokens, runs
 from minigpt.faults import UserFault
 
 # GPT-2's split pattern in the equivalent form that tiktoken runs without backtracking.
@@ -23,6 +26,13 @@ PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$
 # The same once more: tiktoken's engine runs a group without look-around and possessive repetition as a finite
 # automaton, which makes encoding as a whole 1.6 times as fast.
 GROUPED = r"""(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+$)|\s+(?!\S)|\s"""
+# Qwen3.5's split pattern, which llama.cpp knows, too: a combining mark stays with its letter. GPT-2's cuts Hindi, Thai
+# and vowelled Arabic at each vowel sign, into two to three times as many tokens.
+MARKED = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+MARKED_FROM = 0.02  # of the characters of a text are combining marks: it is learned with MARKED
 
 # How the byte-level BPE files of GPT-2 and the trainer write bytes as printable characters: bytes that are
 # printable Latin-1 stand for themselves, the others for U+0100, U+0101, ... The order is GPT-2's byte ids.
@@ -37,24 +47,33 @@ _INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as Pytho
 
 
 class BPEEncoder:
-    """Merges by rank, with tiktoken."""
-
-    runs = staticmethod(runs)
+    """Merges by rank, with tiktoken. The vocabulary says by which pattern text is split into words first."""
 
     def __init__(self, tokens: Sequence[bytes]):
+        self.pattern = MARKED if any(map(_joins_mark, tokens)) else PATTERN
         ranks = {token: rank for rank, token in enumerate(tokens)}
         self._single = byte_tokens(tokens)
         # Without a special token of its own tiktoken takes a path that is 1.6 times as slow. It is never allowed in a
         # text, so that text stays text.
         special = {END_OF_TEXT: len(tokens)}
-        self._encoding = tiktoken.Encoding("minigpt", pat_str=GROUPED, mergeable_ranks=ranks, special_tokens=special)
+        pattern = MARKED if self.pattern == MARKED else GROUPED
+        self._encoding = tiktoken.Encoding("minigpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+
+    def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        return runs(chunks, border=BLANK_BORDER) if self.pattern == MARKED else runs(chunks)
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
-        for part in itertools.chain.from_iterable(map(text_and_bytes, runs(chunks))):
+        for part in itertools.chain.from_iterable(map(text_and_bytes, self.runs(chunks))):
             if isinstance(part, str):
                 yield self._encoding.encode_to_numpy(part, disallowed_special=())
             else:  # no UTF-8: tiktoken's text route loses such bytes
                 yield np.array([self._single[byte] for byte in part])
+
+
+def _joins_mark(token: bytes) -> bool:
+    """Return whether a token holds a letter and a combining mark, which GPT-2's pattern keeps apart."""
+    kinds = "" if token.isascii() else {unicodedata.category(c)[0] for c in token.decode(errors="ignore")}
+    return "L" in kinds and "M" in kinds
 
 
 def text_and_bytes(data: bytes) -> list[str | bytes]:
@@ -67,20 +86,23 @@ def text_and_bytes(data: bytes) -> list[str | bytes]:
 
 
 def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
-    """Train byte-level BPE with GPT-2's split pattern; return at most `size` byte strings, the 256 bytes first.
+    """Train byte-level BPE with the pattern that fits the text; return at most `size` byte strings, 256 bytes first.
 
     They are fewer if the text has no more pairs to merge. Hugging Face's trainer learns 10 MB in two seconds; only its
     merges are kept, and tiktoken encodes. Bytes that are not UTF-8 are left out.
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, trainers
 
+    runs_of = (run for document in documents for run in runs(document))
+    pieces = [part for run in runs_of for part in text_and_bytes(run) if isinstance(part, str)]
+    counts = Counter(itertools.chain.from_iterable(piece for piece in pieces if not piece.isascii()))
+    marks = sum(number for character, number in counts.items() if unicodedata.category(character)[0] == "M")
     learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # splits by GPT-2's pattern
+    learner.pre_tokenizer = splitter(MARKED if marks > MARKED_FROM * sum(map(len, pieces)) else PATTERN)
     alphabet = list(CHARACTER_TO_BYTE)
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[])
     stopped = threading.Event()  # the trainer looks at no signal: it works in a thread, and Ctrl-C ends its text
-    pieces = itertools.chain.from_iterable(text_and_bytes(run) for document in documents for run in runs(document))
-    text = (part for part in itertools.takewhile(lambda _: not stopped.is_set(), pieces) if isinstance(part, str))
+    text = itertools.takewhile(lambda _: not stopped.is_set(), pieces)
     with ThreadPoolExecutor(1) as thread:
         try:
             thread.submit(learner.train_from_iterator, text, trainer).result()
@@ -89,6 +111,15 @@ def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
     numbers = learner.get_vocab()
     tokens = [bytes(CHARACTER_TO_BYTE[c] for c in token) for token in sorted(numbers, key=numbers.__getitem__)]
     return SINGLE_BYTES + [token for token in tokens if len(token) > 1]
+
+
+def splitter(pattern: str | None) -> Any:
+    """Return the part of the library `tokenizers` that splits text by a pattern, or not, into bytes as characters."""
+    from tokenizers import Regex, pre_tokenizers
+
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == PATTERN)
+    split = [pre_tokenizers.Split(Regex(MARKED), "isolated")]
+    return pre_tokenizers.Sequence([*split, as_bytes]) if pattern == MARKED else as_bytes
 
 
 def gpt2_ranks() -> list[bytes]:
@@ -103,5 +134,5 @@ def gpt2_ranks() -> list[bytes]:
     return [bytes([b]) for b in GPT2_BYTES] + [bytes(CHARACTER_TO_BYTE[c] for c in a + b) for a, b in merges]
 
 
-BPE = Scheme(BPEEncoder, lambda size, _, train: train_ranks(size - 1, train), min_vocab_size=257, pattern=PATTERN)
-GPT2 = Scheme(BPEEncoder, lambda *_: gpt2_ranks(), pattern=PATTERN)
+BPE = Scheme(BPEEncoder, lambda size, _, train: train_ranks(size - 1, train), min_vocab_size=257)
+GPT2 = Scheme(BPEEncoder, lambda *_: gpt2_ranks())

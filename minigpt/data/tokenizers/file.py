@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, text_and_bytes
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, splitter, text_and_bytes
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, NO_SPACE, Scheme, byte_tokens, runs
 from minigpt.faults import UserFault
 from minigpt.files import read_json
@@ -92,15 +92,15 @@ def open_library(content: str) -> Any:
 
 
 def bpe_json(
-    vocab: dict[str, int], merges: list[tuple[str, str]], control: Sequence[str], *, is_bytes: bool, is_split: bool
+    vocab: dict[str, int], merges: list[tuple[str, str]], control: Sequence[str], *, is_bytes: bool, pattern: str | None
 ) -> dict[str, Any]:
-    """Return the tokenizer.json of a BPE: of bytes or characters, with text split by GPT-2's pattern or whole."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    """Return the tokenizer.json of a BPE: of bytes or characters, with text split by a pattern or whole."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
 
     library = Tokenizer(models.BPE(vocab, merges))
     library.decoder = decoders.ByteLevel() if is_bytes else decoders.Fuse()  # type: ignore[assignment]
     if is_bytes:
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_split)  # type: ignore
+        library.pre_tokenizer = splitter(pattern)
     library.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in control])
     return json.loads(library.to_str())
 

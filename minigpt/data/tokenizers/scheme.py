@@ -13,6 +13,7 @@ RUN_BYTES = 65536  # in one run at most; the tokenizer's regex overflows its sta
 # Unicode space can end with (U+0085, U+00A0, U+1680, U+2000-200A, 2028, 2029, 202F, 205F, 3000).
 NO_SPACE = rb"[!-~\x8b-\x9e\xa1-\xa7\xaa-\xae\xb0-\xbf]"
 GPT2_BORDER = re.compile(rb"(?s).*" + NO_SPACE + rb"(?=[ \n\r\t])")  # matches up to the last place to cut at
+BLANK_BORDER = re.compile(rb"(?s).*" + NO_SPACE + rb"(?=[ \t])")  # of a pattern that joins punctuation and line ends
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,6 @@ class Scheme:
         needs_alphabet: the vocabulary is made from the set of the text's characters.
         takes_any_bytes: text need not be valid in its encoding.
         has_eot: there is an end-of-text token; its number follows the vocabulary's.
-        pattern: the regular expression that splits text into words first, stored with the vocabulary.
     """
 
     encoder: Callable[..., Any]
@@ -37,7 +37,6 @@ class Scheme:
     needs_alphabet: bool = False
     takes_any_bytes: bool = False
     has_eot: bool = True
-    pattern: str | None = None
 
     @property
     def is_learned(self) -> bool:

@@ -8,8 +8,10 @@ import pytest
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.preparing.prepare import prepare
-from minigpt.data.tokenizers.bpe import train_ranks
+from minigpt.data.tokenizer import build_tokenizer
+from minigpt.data.tokenizers.bpe import PATTERN, train_ranks
 from tests.conftest import printed
+from tests.promises.test_tokenizers import MARKED_BPE
 
 
 def test_few_tokens_are_learned_from_a_part_of_a_large_text(tmp_path):
@@ -37,3 +39,9 @@ def test_learning_obeys_a_signal():
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert len(read) < 2000  # all of the text takes minutes
+
+
+def test_a_word_with_vowel_signs_is_one_token_of_a_text_that_has_many():
+    assert [len(MARKED_BPE.encode(word)) for word in (" दोनों", " बैलों", " اَلْعَرَبِيَّةُ")] == [1, 1, 1]
+    with_few = [["naïve e\u0301 ❤️ ".encode() * 9, b"and many plain words " * 99]]
+    assert build_tokenizer("bpe", vocab_size=300, train=with_few).pattern == PATTERN
