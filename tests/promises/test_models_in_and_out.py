@@ -21,6 +21,7 @@ from minigpt.formats.tokenizer_json import read_tokenizer, tokenizer_config
 from minigpt.model.gpt import GPT
 from minigpt.sampling.conversation import turn_of
 from tests.units.formats.reference import CHAT_TEMPLATES, LLAMA, learned, write_chat_tokenizer, write_folder
+from tests.units.model.spread import spread_gpt
 
 MODERN = ["model.norm=rmsnorm", "model.attention=rotary", "model.activation=swiglu", "model.bias=none"]
 SHAPES = {
@@ -191,11 +192,7 @@ def test_a_fault_in_what_was_written_is_caught(tmp_path, fault):
     tokenizer = build_tokenizer("bpe", vocab_size=300, train=[[text.encode()]])
     modern = {"norm": "rmsnorm", "attention": "rotary", "activation": "swiglu", "norm_eps": 1e-6, "rope_theta": 1e6}
     shape = {} if "c_proj" in fault else modern | {"qk_norm": "rmsnorm", "bias": "none"}
-    torch.manual_seed(1)
-    gpt = GPT(ModelConfig(n_layer=2, n_head=4, n_embd=32, block_size=64, **shape), tokenizer.vocab_size).eval()
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            parameter += 0.15 * torch.randn_like(parameter)  # as large as trained ones
+    gpt = spread_gpt(vocab_size=tokenizer.vocab_size, n_layer=2, n_head=4, n_embd=32, block_size=64, **shape)
     write_huggingface(tmp_path / "out", gpt, tokenizer)
     FAULTS[fault](tmp_path / "out")
 

@@ -1,28 +1,21 @@
 """Recording looks at a model without touching it: same bits, and the weights that the output is made of."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from minigpt.attention.layers import ATTENTION, KERNELS
 from minigpt.attention.record import record_attention
-from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import GPT
+from tests.units.model.spread import spread_gpt
 
 B, T, L, H, C, V, BLOCK = 2, 5, 4, 3, 12, 71, 9
+make = partial(spread_gpt, vocab_size=V, std=0.3, n_layer=L, n_head=H, n_embd=C, block_size=BLOCK)
 NAMES = [f"blocks.{layer}.attention" for layer in range(L)]
 
 every_attention = pytest.mark.parametrize("attention", ATTENTION)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
-
-
-def make(attention="softmax", kernel="fused", **options):
-    torch.manual_seed(0)
-    config = ModelConfig(n_layer=L, n_head=H, n_embd=C, block_size=BLOCK, attention=attention, **options)
-    model = GPT(config, V, kernel=kernel).eval()
-    for parameter in model.parameters():  # weights that make attention uneven
-        nn.init.normal_(parameter, std=0.3)
-    return model
 
 
 def tokens(T=T):
@@ -32,7 +25,7 @@ def tokens(T=T):
 @every_attention
 @every_kernel
 def test_logits_inside_and_outside_the_recording_are_bit_identical(attention, kernel):
-    model = make(attention, kernel)
+    model = make(attention=attention, kernel=kernel)
     before = model(tokens())
     with record_attention(model) as recorded:
         inside = model(tokens())
@@ -44,7 +37,7 @@ def test_logits_inside_and_outside_the_recording_are_bit_identical(attention, ke
 @every_attention
 @every_kernel
 def test_recording_beside_a_cache_changes_no_logits_and_shows_the_cached_keys(attention, kernel):
-    model = make(attention, kernel)
+    model = make(attention=attention, kernel=kernel)
     ids = tokens(7)
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """The block in every combination of its settings, against itself; formats/test_import.py has its architectures."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,26 +10,18 @@ from minigpt.attention.record import record_attention
 from minigpt.config.check import check
 from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
-from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.native.decoder import native_decoder
 from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.write import write
 from minigpt.training.optimizer import build_optimizer
+from tests.units.model.spread import spread_gpt
 
 B, T, L, C, V, BLOCK = 2, 9, 2, 30, 71, 17
 BYTE = build_tokenizer("byte")
+make = partial(spread_gpt, vocab_size=V, n_layer=L, n_embd=C, block_size=BLOCK)
 LLAMA3 = {"rope_scaling": "llama3", "rope_original_context": 12, "rope_factor": 32.0, "rope_theta": 500_000.0}
-
-
-def make(*, kernel="fused", dtype=torch.float32, vocab_size=V, **options):
-    torch.manual_seed(0)
-    model = GPT(ModelConfig(**{"n_layer": L, "n_embd": C, "block_size": BLOCK} | options), vocab_size, kernel=kernel)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.15 * torch.randn_like(parameter)
-    return model.to(dtype).eval()
 
 
 def tokens(B=B, T=T, seed=1):

@@ -1,28 +1,20 @@
 """The KV cache gives the same numbers as reading everything again, also for rows of different lengths."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from minigpt.config.schema import ModelConfig
 from minigpt.model import cache as kv
-from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast
+from tests.units.model.spread import spread_gpt
 
 V = 37
 BLOCK_SIZE = 19
+tiny_gpt = partial(spread_gpt, vocab_size=V, std=0.2, n_layer=2, n_head=3, n_embd=33, block_size=BLOCK_SIZE)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 both_kernels = pytest.mark.parametrize("kernel", ["explicit", "fused"])
-
-
-def tiny_gpt(dtype=torch.float64, kernel="fused"):
-    torch.manual_seed(7)
-    config = ModelConfig(n_layer=2, n_head=3, n_embd=33, block_size=BLOCK_SIZE)
-    model = GPT(config, V, kernel=kernel).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # far from initialisation, where attention is nearly uniform
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 @pytest.fixture(autouse=True, params=[256, 3], ids=["whole", "growing"])
@@ -51,7 +43,7 @@ def assert_close(a, b):
 @both_kernels
 @torch.no_grad()
 def test_rows_of_different_lengths_go_on_as_if_alone(dtype, kernel):
-    model = tiny_gpt(dtype, kernel)
+    model = tiny_gpt(dtype=dtype, kernel=kernel)
     lengths, tokens = [5, 1, 8], some_tokens(3, 8)
     more = some_tokens(3, 11, seed=1)
     cache = new_cache(model, 3)
@@ -67,7 +59,7 @@ def test_rows_of_different_lengths_go_on_as_if_alone(dtype, kernel):
 
 @torch.no_grad()
 def test_rows_of_different_lengths_are_read_under_autocast_too():
-    model, tokens = tiny_gpt(torch.float32), some_tokens(2, 8)
+    model, tokens = tiny_gpt(), some_tokens(2, 8)
     cache = new_cache(model, 2)
     with autocast("cpu", "bf16"):
         model(tokens[:, :6], cache=cache)

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 
 from minigpt.attention import layers
 from minigpt.attention.masks import document_mask, find_documents
-from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
+from tests.units.model.spread import spread_gpt
 
 V, END, T = 29, 0, 19
 LENGTHS = ((1, 7, 4, 1, 1, 5), (6, 12, 1))  # of the documents in two windows, end-of-text included
@@ -24,13 +23,9 @@ models = pytest.mark.parametrize("model", MODELS)
 kernels = pytest.mark.parametrize("kernel", ["explicit", "fused"])
 
 
-def make(model, kernel="fused", dtype=torch.float64, **more):
-    torch.manual_seed(0)
-    gpt = GPT(ModelConfig(n_layer=2, n_embd=30, block_size=T, **MODELS[model], **more), V, kernel=kernel)
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            parameter += 0.15 * torch.randn_like(parameter)
-    return gpt.to(dtype)
+def make(model, kernel="fused", **more):
+    sizes = {"vocab_size": V, "n_layer": 2, "n_embd": 30, "block_size": T, **MODELS[model]}
+    return spread_gpt(**sizes, kernel=kernel, dtype=torch.float64, **more).train()
 
 
 def packed(seed=1):

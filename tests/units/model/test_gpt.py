@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from minigpt.attention.layers import ATTENTION, KERNELS
 from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
+from tests.units.model.spread import spread_gpt
 
 B, T, L, H, C, V, BLOCK = 2, 7, 3, 5, 20, 71, 11
 GPT2 = {  # n_layer, n_head, n_embd, parameters
@@ -17,17 +18,6 @@ GPT2 = {  # n_layer, n_head, n_embd, parameters
     "gpt2-large": (36, 20, 1280, 774_030_080),
     "gpt2-xl": (48, 25, 1600, 1_557_611_200),
 }
-
-
-def make(*, kernel="fused", spread=True, **options):
-    torch.manual_seed(0)
-    sizes = {"n_layer": L, "n_head": H, "n_embd": C, "block_size": BLOCK}
-    model = GPT(ModelConfig(**(sizes | options)), V, kernel=kernel)
-    if spread:  # away from the initialisation: biases that aren't 0, attention that isn't even
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.15 * torch.randn_like(parameter)
-    return model
 
 
 def tokens():
@@ -72,7 +62,8 @@ def test_initial_loss_is_ln_v_and_what_the_tied_head_adds(n_layer, n_head, n_emb
 
 
 def test_initial_weights_are_gpt2s_with_residual_projections_scaled_by_depth():
-    model = make(n_layer=8, n_head=4, n_embd=128, block_size=64, spread=False)
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=8, n_head=4, n_embd=128, block_size=64), V)
     for name, parameter in model.state_dict().items():
         if name.endswith(("attention.out.weight", "mlp.down.weight")):
             assert float(parameter.std()) == pytest.approx(0.02 / math.sqrt(2 * 8), rel=0.03), name
@@ -93,7 +84,8 @@ def test_initial_weights_are_gpt2s_with_residual_projections_scaled_by_depth():
 def test_activation_checkpointing_changes_no_loss_and_no_gradient(dropout, kernel):
     results = []
     for checkpointed in (False, True):
-        model = make(dropout=dropout, kernel=kernel, checkpoint_activations=checkpointed).train()
+        sizes = {"vocab_size": V, "n_layer": L, "n_head": H, "n_embd": C, "block_size": BLOCK}
+        model = spread_gpt(**sizes, dropout=dropout, kernel=kernel, checkpoint_activations=checkpointed).train()
         torch.manual_seed(3)
         results.append(loss_and_gradients(model, tokens()))
     (loss, grads), (twin_loss, twin_grads) = results

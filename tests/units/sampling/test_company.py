@@ -2,35 +2,26 @@
 
 import itertools
 import random
+from functools import partial
 
 import pytest
 import torch
 
-from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import GPT
 from minigpt.sampling.filters import SamplingOptions, filter_logits, filter_rows
 from minigpt.sampling.generate import Reader, TextInProgress, Writer, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, native_decoder, round_to_int8
 from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.write import gpt_forward
+from tests.units.model.spread import spread_gpt
 
 V, BLOCK_SIZE = 71, 19
+gpt = partial(spread_gpt, vocab_size=V, std=0.2, n_layer=2, n_embd=66, n_head=3, block_size=BLOCK_SIZE)
 native = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 KINDS = [
     {},
     {"attention": "rotary", "qk_norm": "rmsnorm", "norm": "rmsnorm", "activation": "swiglu", "bias": False},
     {"attention": "rotary", "n_head": 4, "n_kv_head": 2, "n_embd": 40, "activation": "relu_squared"},
 ]
-
-
-def gpt(**config):
-    torch.manual_seed(5)
-    config = ModelConfig(**{"n_layer": 2, "n_embd": 66, "n_head": 3, "block_size": BLOCK_SIZE, **config})
-    model = GPT(config, V).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
 
 
 def orders(count):

@@ -1,32 +1,24 @@
 """A token's step as native code against its readable twin, the model: the same logits, the same cache."""
 
 from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
 import torch.nn as nn
 
 from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import GPT
 from minigpt.sampling.native import decoder as native_module
 from minigpt.sampling.native import library as native_library
 from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8, to_int8
 from minigpt.sampling.native.library import NoNativeCode, build, find_compiler, library
+from tests.units.model.spread import spread_gpt
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 V, BLOCK_SIZE = 71, 19
+gpt = partial(spread_gpt, vocab_size=V, std=0.1, n_layer=2, n_embd=24, n_head=2, block_size=BLOCK_SIZE)
 # Widths and head widths that are whole vectors, and that are not.
 SIZES = [{"n_embd": 24, "n_head": 2}, {"n_embd": 66, "n_head": 3}, {"n_embd": 128, "n_head": 4}]
-
-
-def gpt(dtype=torch.float32, *, device="cpu", **config):
-    torch.manual_seed(5)
-    config = ModelConfig(**{"n_layer": 2, "n_embd": 24, "n_head": 2, "block_size": BLOCK_SIZE, **config})
-    model = GPT(config, V).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(device, dtype)
 
 
 def apart(decoder, model, prompts, steps):
@@ -101,9 +93,9 @@ def test_a_model_that_it_does_not_know_keeps_its_own_step(monkeypatch):
     with pytest.raises(NoNativeCode, match="attention=linear"):
         native_decoder(gpt(attention="linear"))
     with pytest.raises(NoNativeCode, match="float64"):
-        native_decoder(gpt(torch.float64))
+        native_decoder(gpt(dtype=torch.float64))
     with pytest.raises(NoNativeCode, match="got meta"):
-        native_decoder(gpt(device="meta"))
+        native_decoder(gpt().to("meta"))
     monkeypatch.delitem(native_module.ACTIVATIONS, "gelu")  # as if it came later
     native_decoder(gpt())
     with pytest.raises(NoNativeCode, match="activation=gelu"):

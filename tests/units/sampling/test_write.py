@@ -1,39 +1,32 @@
 """The sampling loop with a real GPT: cached equals uncached, no two texts are alike, prompts are tokens."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from minigpt.config.schema import ModelConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
-from minigpt.model.gpt import GPT
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Reader
 from minigpt.sampling.write import encode_prompt, gpt_forward, start_tokens, write
+from tests.units.model.spread import spread_gpt
 
 BLOCK_SIZE = 11
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 BYTE = build_tokenizer("byte")
+tiny_gpt = partial(
+    spread_gpt, vocab_size=BYTE.vocab_size, std=0.3, n_layer=2, n_head=2, n_embd=24, block_size=BLOCK_SIZE
+)
 PROMPTS = [[72], [100, 101, 102, 10, 32], list(range(60, 90)), [7] * BLOCK_SIZE]  # short, longer than the window, full
-
-
-def tiny_gpt(dtype=torch.float64, *, kernel="fused"):
-    torch.manual_seed(5)
-    config = ModelConfig(n_layer=2, n_head=2, n_embd=24, block_size=BLOCK_SIZE)
-    model = GPT(config, BYTE.vocab_size, kernel=kernel).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kernel", ["explicit", "fused"])
 @torch.inference_mode()
 def test_cached_logits_are_the_uncached_ones_while_windows_move(dtype, kernel):
-    model = tiny_gpt(dtype, kernel=kernel)
+    model = tiny_gpt(dtype=dtype, kernel=kernel)
     cached = Reader(gpt_forward(model), BLOCK_SIZE, model.new_cache)
     uncached = Reader(gpt_forward(model), BLOCK_SIZE)
     written = [list(prompt) for prompt in PROMPTS]
@@ -49,7 +42,7 @@ def test_cached_logits_are_the_uncached_ones_while_windows_move(dtype, kernel):
 
 
 def test_no_two_texts_of_a_request_share_random_numbers_and_others_change_none():
-    model = tiny_gpt(torch.float32)
+    model = tiny_gpt()
     options = SamplingOptions(max_new_tokens=12, temperature=1.5, seed=3)
 
     def ids(*prompts, num_samples=1):
@@ -65,7 +58,7 @@ def test_no_two_texts_of_a_request_share_random_numbers_and_others_change_none()
 
 
 def gpt_of_equal_chances():
-    model = tiny_gpt(torch.float32)
+    model = tiny_gpt()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
