@@ -1,25 +1,17 @@
 """How fast it is, measured: `minigpt benchmark` prints tokens/s and MFU; benchmarks/ compares with the peers."""
 
-import importlib.util
+import importlib
 import re
-from pathlib import Path
 
 import pytest
 
+from benchmarks import peers
 from minigpt.benchmark.measure import benchmark
 from minigpt.benchmark.presets import read_benchmark
 from minigpt.cli import _dispatch as minigpt_command
 from minigpt.faults import STOPPED, UserFault
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = ["model.n_layer=1", "model.n_embd=16", "model.n_head=2", "trainer.threads=1", "trainer.compile=off"]
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_benchmark_prints_tokens_per_second_and_mfu(capsys, monkeypatch):
@@ -54,7 +46,6 @@ def test_what_the_benchmark_gives_itself_is_refused_by_name():
 
 
 def test_the_last_line_of_peers_holds_the_ratio_to_nanogpt(capsys):
-    peers = script("peers")
     line = peers.describe({"minigpt": [10.0, 20.0], "nanoGPT": [30.0, 40.0]}, "training c0")
     assert line == "training c0, times as long: nanoGPT 2.5 (2 to 3)"  # in each round
     line = peers.describe({"minigpt fp32, batch 1": [1.0], "nanoGPT fp32, batch 1": [8.0]}, "sampling c0")
@@ -66,20 +57,20 @@ def test_the_last_line_of_peers_holds_the_ratio_to_nanogpt(capsys):
 def test_a_job_of_peers_prepares_the_text_and_chooses_as_a_training_does(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be " * 400)
     words = ["data=text", f"data.source={tmp_path / 'text.txt'}", f"data.dir={tmp_path / 'data'}", "tokenizer=char"]
-    choices = script("peers").chosen([*SMALL, "model.block_size=16", "batch_tokens=64", *words])
+    choices = peers.chosen([*SMALL, "model.block_size=16", "batch_tokens=64", *words])
     assert (choices["micro_batch"], choices["threads"]) == (4, 1)
 
 
 @pytest.mark.parametrize("name", ["peers", "scaling", "serving"])
 def test_the_scripts_of_benchmarks_start(name, capsys):
-    module = script(name)
+    module = importlib.import_module(f"benchmarks.{name}")
     if hasattr(module, "main") and name != "serving":
         assert module.main(["--help"]) == 0
         assert f"python benchmarks/{name}.py" in capsys.readouterr().out
 
 
 def test_a_training_of_nanogpt_is_timed_by_its_lines(tmp_path):
-    peers, lines = script("peers"), [f"iter {step}: loss 1.0, time 1ms" for step in (0, 5, 10, 20, 30)]
+    lines = [f"iter {step}: loss 1.0, time 1ms" for step in (0, 5, 10, 20, 30)]
     program = ["import time", *(f"print({line!r}); time.sleep(0.01)" for line in lines)]
     (tmp_path / "train.py").write_text("\n".join(program))
     assert peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1) > 0

@@ -1,6 +1,5 @@
 """The way to the environment: which Python is taken, and what is said when it can't be made. Nothing is installed."""
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -8,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from scripts import setup_env
+
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("setup_env", ROOT / "scripts/setup_env.py")
-setup_env = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(setup_env)
 
 
 def put_program(folder, name, text):

@@ -1,30 +1,21 @@
 """docs/ATTENTION.md says what the code says: numbers, excerpts, pictures, links."""
 
-import importlib.util
 import re
 from pathlib import Path
 
-import pytest
+from docs import tour
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "ATTENTION.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def tour():
-    spec = importlib.util.spec_from_file_location("tour", DOCS / "tour.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_number_of_the_tour_is_what_the_code_gives_and_a_wrong_one_would_be_found(tour):
+def test_every_number_of_the_tour_is_what_the_code_gives_and_a_wrong_one_would_be_found():
     assert PAGE.count(">>> ") > 80
     wrong = PAGE.replace("tensor([0.1794, 1.8951])", "tensor([0.1794, 1.8961])")
     assert tour.write_numbers(wrong) == PAGE  # which replaces the numbers that differ, and no others
 
 
-def test_every_excerpt_still_stands_in_the_source(tour):
+def test_every_excerpt_still_stands_in_the_source():
     assert len(tour.excerpts(PAGE)) == len(re.findall(r"^```python$", PAGE, flags=re.MULTILINE)) > 10
     assert tour.stale_excerpts(PAGE) == []
     assert tour.stale_excerpts(PAGE.replace(".tril(S - T)", ".tril(T - S)"))
