@@ -141,6 +141,13 @@ def no_group_left():
 
 
 @pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder, in which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def run(tmp_path) -> TinyRun:
     return TinyRun(tmp_path)
 

@@ -33,10 +33,9 @@ class Killed(lightning.Callback):
 
 
 @pytest.fixture
-def texts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def texts(folder):
     lines = (f"{n} woodchucks would chuck {n * n % 97} logs if {n} could\n" for n in range(900))
-    (tmp_path / "text.txt").write_text("".join(lines))
+    (folder / "text.txt").write_text("".join(lines))
     return ["data.source=text.txt", "trainer.device=cpu", "trainer.threads=1", "samples.max_new_tokens=2"]
 
 

@@ -197,11 +197,10 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
         ([], "nothing to score. Give file=TEXT or questions=FILE"),
     ],
 )
-def test_a_file_that_can_not_be_scored_is_named_before_any_is_scored(place, tmp_path, monkeypatch, capsys, words, says):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_can_not_be_scored_is_named_before_any_is_scored(place, folder, capsys, words, says):
     files = {"odd.txt": "woäd", "text.txt": "the 3th of 9", "short.txt": "w", "q.jsonl": "{}\n", "paper": "%PDF-1.7"}
     for name, content in files.items():
-        (tmp_path / name).write_text(content)
+        (folder / name).write_text(content)
     with pytest.raises(UserFault, match=re.escape(says)):
         minigpt_command(["evaluate", f"checkpoint={place / 'char'}", *words, "device=cpu"])
     assert "nats per token" not in capsys.readouterr().out

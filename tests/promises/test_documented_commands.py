@@ -53,8 +53,7 @@ def test_there_are_commands_in_the_pages_and_the_readme_is_short():
 
 
 @pytest.mark.parametrize(("command", "page"), CASES)
-def test_a_documented_command_composes(command, page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_documented_command_composes(command, page, folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if every extra were installed
     name, *words = words_of(command)
     if name.isupper() or name.startswith("-"):  # COMMAND, --help

@@ -66,9 +66,8 @@ def test_tokenizer_and_template(extended):
     assert extended[1].count("<|im_end|>") == 2
 
 
-def test_a_callback_prints(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("One line after another.\n" * 200)
+def test_a_callback_prints(folder, capsys):
+    (folder / "text.txt").write_text("One line after another.\n" * 200)
     small = ["data=text", "data.source=text.txt", "tokenizer=byte", *SMALL]
     code = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[0]
     exec(code.replace('["experiment=demo", "trainer.max_steps=2"]', repr(small)), {"__name__": "__main__"})

@@ -25,9 +25,8 @@ WORDS = [f"wörd{number * number}" for number in range(4500)]
 
 
 @pytest.fixture
-def texts(tmp_path, monkeypatch):
+def texts(folder, monkeypatch):
     """A long text, and a folder of records and texts, prepared in units of 10 kB."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(units, "UNIT_BYTES", 10_000)
     monkeypatch.setattr(units, "WINDOW_BYTES", 100_000)
     Path("long.txt").write_text(" ".join(WORDS))
@@ -35,7 +34,6 @@ def texts(tmp_path, monkeypatch):
     Path("mixed/a.jsonl").write_text("".join(f'{{"text": "{word} {word}"}}\n' for word in WORDS[:1500]))
     for number in range(12):
         Path(f"mixed/{number}.txt").write_text(" ".join(WORDS[number::12]))
-    return tmp_path
 
 
 def made(source: str, place: str, tokenizer: str = "bpe", workers: int = 1):

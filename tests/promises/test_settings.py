@@ -22,10 +22,7 @@ from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import RETIRED, SampleConfig, TrainConfig
 from minigpt.faults import UserFault
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def faults_of(command: str, *arguments: str) -> list[str]:

@@ -194,11 +194,10 @@ def test_each_seed_is_a_run_of_its_own(tmp_path, capsys):
         (["search=lrr", "wrokers=2"], "Did you mean search=lr?"),
     ],
 )
-def test_what_can_not_be_compared_or_trained_is_named_before_anything_is_written(tmp_path, monkeypatch, words, says):
-    monkeypatch.chdir(tmp_path)
+def test_what_can_not_be_compared_or_trained_is_named_before_anything_is_written(folder, words, says):
     for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("how much wood would a woodchuck chuck if " * 30)
-    wrong = StubSweep(tmp_path / "one", *words)
+        (folder / name).write_text("how much wood would a woodchuck chuck if " * 30)
+    wrong = StubSweep(folder / "one", *words)
     with pytest.raises(UserFault) as caught:
         wrong.plan()
     assert says in str(caught.value)
@@ -238,13 +237,12 @@ def test_a_real_sweep(tmp_path, monkeypatch):
     assert "seed: 2\n" in (tmp_path / "sweep" / "trials" / "0000" / "config.yaml").read_text()
 
 
-def test_a_grid_trains_each_point_and_ends_as_the_first_that_failed(tmp_path, monkeypatch, capsys):
+def test_a_grid_trains_each_point_and_ends_as_the_first_that_failed(folder, monkeypatch, capsys):
     monkeypatch.setattr(cli, "command_line", lambda command: [sys.executable, STUB[-1]])
-    monkeypatch.chdir(tmp_path)
-    grid = ["train", "-m", *StubSweep(tmp_path / "one").arguments[:-1], "model.n_layer=6,1"]
+    grid = ["train", "-m", *StubSweep(folder / "one").arguments[:-1], "model.n_layer=6,1"]
     assert _dispatch(grid) == NON_FINITE
     printed = capsys.readouterr().out
     assert "=== Trial 1: model.n_layer=1" in printed
     assert "trial 0: FAILED training became non-finite (exit 5)  model.n_layer=6" in printed
     assert "2 of 2 trials, 1 failed" in printed
-    assert sorted(path.name[:6] for path in (tmp_path / "runs").iterdir() if path.is_dir()) == ["text-1", "text-6"]
+    assert sorted(path.name[:6] for path in (folder / "runs").iterdir() if path.is_dir()) == ["text-1", "text-6"]

@@ -36,12 +36,6 @@ def rows(stories) -> str:
     return "".join(json.dumps({"text": story}) + "\n" for story in stories)
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def write(path, text: str | bytes) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode() if isinstance(text, str) else text)

@@ -17,9 +17,8 @@ NAMES = ("softmax", "rotary", "linear")
 
 
 @pytest.fixture(params=NAMES)
-def golden(request, tmp_path, monkeypatch):
+def golden(request, folder):
     """The stored facts, in a folder that holds the text."""
-    monkeypatch.chdir(tmp_path)
     shutil.copy(GOLDEN / "text.txt", "text.txt")
     return json.loads((GOLDEN / f"{request.param}.json").read_text())
 

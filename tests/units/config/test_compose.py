@@ -29,9 +29,8 @@ NEEDED = {  # what a command can't do without
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def _elsewhere(folder, monkeypatch: pytest.MonkeyPatch):
     """Each test in an empty folder, as if every extra were installed."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
 
 

@@ -47,11 +47,10 @@ def test_what_lists_nothing_stays_as_it_is(argument):
         (["seed=1,2", "seeds=2"], "List them: seed=1,2,3"),
     ],
 )
-def test_what_no_grid_can_train_is_named_before_anything_is_started(tmp_path, monkeypatch, words, says):
-    monkeypatch.chdir(tmp_path)
+def test_what_no_grid_can_train_is_named_before_anything_is_started(folder, words, says):
     with pytest.raises(UserFault, match=re.escape(says)):
         read_grid(["-m", *words], ["train"])
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(("words", "metric"), [("tokenizer=byte,char", "val/bits_per_byte"), ("seed=1,2", "val/loss")])

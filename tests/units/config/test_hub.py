@@ -14,10 +14,10 @@ LLAMA = '{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
+def asked(folder, monkeypatch):
     """The names that the hub was asked for; it has one model."""
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache/config.json").write_text(LLAMA)
+    (folder / "cache").mkdir()
+    (folder / "cache/config.json").write_text(LLAMA)
     names = []
 
     def snapshot_download(name, *, allow_patterns):
@@ -25,11 +25,10 @@ def asked(tmp_path, monkeypatch):
         if name != "owner/small-llama":
             raise OSError(f"404 for https://user:secret@hub/{name}\nNot found")
         assert not {"*.bin", "*.py"} & set(allow_patterns)  # no pickles, no code
-        return str(tmp_path / "cache")
+        return str(folder / "cache")
 
     module = types.SimpleNamespace(snapshot_download=snapshot_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    monkeypatch.chdir(tmp_path)
     imported_models.hub_folder.cache_clear()
     yield names
     imported_models.hub_folder.cache_clear()

@@ -11,6 +11,8 @@ from minigpt.config.convert import assign, checked_value, settings
 from minigpt.config.rules import RULES
 from minigpt.config.schema import PrepareConfig, SampleConfig, TrainConfig
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 
 def changed(cls: type, changes: dict[str, object]):
     """A default config with settings changed."""
@@ -18,11 +20,6 @@ def changed(cls: type, changes: dict[str, object]):
     for key, value in changes.items():
         assign(config, key, value)
     return config
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_defaults_obey_every_rule():

@@ -45,14 +45,13 @@ def test_the_role_of_a_setting_decides_what_it_does_to_a_run():
         assert change.role == about.role, key
 
 
-def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_is_named_after_its_experiment_or_its_text(folder):
     config = TrainConfig(experiment="mine/one")
     config.model.n_layer = 3
     assert default_run_dir(config) == f"runs/mine-one-3x128-{config_hash(config)[:6]}"
     config.budget = "90s"
     assert default_run_dir(config) == f"runs/mine-one-90s-{config_hash(config)[:6]}"
-    for source, name in (("~/my notes/", "my-notes"), ("a/Hamlet.txt", "Hamlet"), ("/", "text"), (".", tmp_path.name)):
+    for source, name in (("~/my notes/", "my-notes"), ("a/Hamlet.txt", "Hamlet"), ("/", "text"), (".", folder.name)):
         config = read(TrainConfig, {"data.name": "text", "data.source": source})[0]
         assert default_run_dir(config) == f"runs/{name}-4x128-{config_hash(config)[:6]}"
         config.experiment = "text"
@@ -61,8 +60,7 @@ def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
     assert default_run_dir(mixed).startswith("runs/mix-one-b-4x128-")
 
 
-def test_the_spelling_of_a_path_is_no_change(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_spelling_of_a_path_is_no_change(folder):
     Path("texts").mkdir()
     for key, one, other in (("data.source", "texts", "./texts/"), ("init.from", "texts/", "texts")):
         saved, now = read(TrainConfig, {key: one})[0], read(TrainConfig, {key: other})[0]
@@ -87,8 +85,7 @@ class ToyTrainConfig(TrainConfig):
     toy: ToyConfig = dataclasses.field(default_factory=ToyConfig)
 
 
-def test_a_new_setting_needs_nothing_but_its_declaration(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_new_setting_needs_nothing_but_its_declaration(folder, monkeypatch, capsys):
     monkeypatch.setitem(CLASSES, "train", ToyTrainConfig)
     config = compose("train", ["toy.size=5", "seed=2"])
     assert (config.toy.size, config.seed) == (5, 2)

@@ -7,9 +7,7 @@ import time
 import pytest
 
 from minigpt.faults import UserFault
-from tests.promises.test_text_in import TEXT, documents, folder, made
-
-__all__ = ["folder"]
+from tests.promises.test_text_in import TEXT, documents, made
 
 
 class Server(http.server.SimpleHTTPRequestHandler):

@@ -10,9 +10,7 @@ import tarfile
 import pytest
 
 from minigpt.faults import UserFault
-from tests.promises.test_text_in import STORIES, TEXT, documents, folder, made, write
-
-__all__ = ["folder"]
+from tests.promises.test_text_in import STORIES, TEXT, documents, made, write
 
 CSV = "id,body\r\n" + "".join(f'{n},"{story}\nit said ""no"""\r\n' for n, story in enumerate(STORIES)) + "60,\r\n61\r\n"
 TABLES = {

@@ -81,16 +81,15 @@ def test_the_script_is_one_that_a_person_would_have_written(tmp_path):
     assert "--cpus-per-task=3\n" in on_cpu
 
 
-def test_the_command_writes_a_script_that_runs(tmp_path, monkeypatch, capsys):
-    (tmp_path / "srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.chdir(tmp_path)
+def test_the_command_writes_a_script_that_runs(folder, capsys):
+    (folder / "srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    (folder / "srun").chmod(0o755)
     words = ["trainer.device=cpu", "run.dir=my run", "job.file=my job.sbatch"]
     cli.slurm(words)
     assert capsys.readouterr().out == "Wrote my job.sbatch. Look through it, then:\n  sbatch 'my job.sbatch'\n"
-    file = tmp_path / "my job.sbatch"
+    file = folder / "my job.sbatch"
     file.write_text(file.read_text().rstrip() + " --cfg job\n")
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     shown = subprocess.run(["bash", str(file)], cwd="/", env=environment, capture_output=True, text=True)
     assert (shown.returncode, "  dir: my run" in shown.stdout) == (0, True)
     with pytest.raises(UserFault, match=r"model\.n_head=5"):

@@ -41,9 +41,8 @@ class Evil:
         return open, ("EXECUTED", "w")
 
 
-def test_no_checkpoint_of_another_job_is_loaded(run, monkeypatch):
+def test_no_checkpoint_of_another_job_is_loaded(run, folder, monkeypatch):
     """In a SLURM job Lightning takes the newest hpc_ckpt_N.ckpt of the working folder for the run's."""
-    monkeypatch.chdir(run.folder)
     for name, value in {"SLURM_NTASKS": "1", "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "train"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
