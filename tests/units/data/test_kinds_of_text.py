@@ -6,12 +6,10 @@ import pytest
 
 import minigpt
 from minigpt import cli
-from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.preparing.prepare import prepare
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import read_text
 from minigpt.faults import UserFault
-from tests.conftest import printed
+from tests.promises.test_text_in import made
 
 SMALL = ["model.n_layer=1", "model.n_head=1", "model.n_embd=8", "model.block_size=8", "batch_tokens=32"]
 SMALL += ["trainer.max_steps=2"]
@@ -34,40 +32,34 @@ def test_evaluate_reads_a_file_as_the_run_did(tmp_path, name, text, form):
     assert json.loads((tmp_path / "0.json").read_text()) == json.loads((tmp_path / "1.json").read_text())
 
 
-def test_a_newline_at_the_end_is_no_record_and_a_separator_that_divides_nothing_is_named(tmp_path):
-    (tmp_path / "names.txt").write_text("anna\nbert\ncarl\n" * 20)
-    (tmp_path / "poems.txt").write_bytes(b"one\r\n\r\ntwo\r\n\r\n" * 40)
+def test_a_newline_at_the_end_is_no_record_and_a_separator_that_divides_nothing_is_named(folder):
+    (folder / "names.txt").write_text("anna\nbert\ncarl\n" * 20)
+    (folder / "poems.txt").write_bytes(b"one\r\n\r\ntwo\r\n\r\n" * 40)
 
-    def said(name, separator):
-        data = DataConfig(name="text", source=str(tmp_path / name), dir=str(tmp_path), separator=separator)
-        return "\n".join(printed(lambda: prepare(data, TokenizerConfig("byte")))[1])
-
-    assert "passed over" not in said("names.txt", "\\n")
-    assert r"data.separator='\n\n' divides none of the files" in said("poems.txt", "\\n\\n")
-    assert "divides none" not in said("poems.txt", "\\r\\n\\r\\n")
+    assert "passed over" not in "".join(made("names.txt", separator="\\n")[1])
+    assert r"data.separator='\n\n' divides none of the files" in "".join(made("poems.txt", separator="\\n\\n")[1])
+    assert "divides none" not in "".join(made("poems.txt", separator="\\r\\n\\r\\n")[1])
 
 
-def test_a_separator_divides_text_with_a_byte_order_mark(tmp_path):
-    (tmp_path / "poems.txt").write_bytes("one\n\ntwo\n\nthree".encode("utf-8-sig"))
-    where = {"source": str(tmp_path / "poems.txt"), "dir": str(tmp_path), "separator": "\\n\\n"}
-    prepared = prepare(DataConfig(name="text", encoding="utf-8-sig", **where), TokenizerConfig("byte"))
+def test_a_separator_divides_text_with_a_byte_order_mark(folder):
+    (folder / "poems.txt").write_bytes("one\n\ntwo\n\nthree".encode("utf-8-sig"))
+    prepared, _ = made("poems.txt", encoding="utf-8-sig", separator="\\n\\n")
     assert prepared.summary["documents"] == 3
     with pytest.raises(UserFault, match=r"data\.encoding=utf-16-le"):
-        minigpt.compose(["data=text", f"data.source={tmp_path}", "data.encoding=utf-16", "data.separator=x"])
+        minigpt.compose(["data=text", f"data.source={folder}", "data.encoding=utf-16", "data.separator=x"])
 
 
-def test_a_text_to_score_is_given_no_setting_of_a_corpus(tmp_path):
-    (tmp_path / "a.txt").write_bytes("é".encode("cp1252") * 99)
-    (tmp_path / "rows.jsonl").write_text('[{"text": "one"}, {"text": "two"}]')
-    (tmp_path / "text.txt").write_text("fine\n" * 99)
-    data = DataConfig(name="text", source=str(tmp_path / "text.txt"), dir=str(tmp_path))
-    tokenizer = prepare(data, TokenizerConfig("byte")).tokenizer
+def test_a_text_to_score_is_given_no_setting_of_a_corpus(folder):
+    (folder / "a.txt").write_bytes("é".encode("cp1252") * 99)
+    (folder / "rows.jsonl").write_text('[{"text": "one"}, {"text": "two"}]')
+    (folder / "text.txt").write_text("fine\n" * 99)
+    tokenizer = made("text.txt")[0].tokenizer
     with pytest.raises(UserFault) as fault:
-        read_text(tmp_path / "a.txt", tokenizer, ReadOptions(), lambda size: None)
+        read_text(folder / "a.txt", tokenizer, ReadOptions(), lambda size: None)
     assert "data.errors=replace" in str(fault.value)
     assert "data.exclude" not in str(fault.value)
     with pytest.raises(UserFault, match=r"name the file \.json"):
-        read_text(tmp_path / "rows.jsonl", tokenizer, ReadOptions(), lambda size: None)
+        read_text(folder / "rows.jsonl", tokenizer, ReadOptions(), lambda size: None)
 
 
 def test_char_has_no_end_of_text_to_put_between_records():
@@ -82,8 +74,7 @@ def test_char_has_no_end_of_text_to_put_between_records():
         ("cp1253", "Δεν είναι δυνατό το άνοιγμα του αρχείου. Το έγγραφο αποθηκεύτηκε επιτυχώς\n"),
     ],
 )
-def test_the_encoding_of_a_text_is_guessed(tmp_path, encoding, text):
-    (tmp_path / "novel.txt").write_bytes((text * 40).encode(encoding))
-    data = DataConfig(name="text", source=str(tmp_path / "novel.txt"), dir=str(tmp_path))
+def test_the_encoding_of_a_text_is_guessed(folder, encoding, text):
+    (folder / "novel.txt").write_bytes((text * 40).encode(encoding))
     with pytest.raises(UserFault, match=f"data.encoding={encoding} "):
-        prepare(data, TokenizerConfig("bpe", vocab_size=300))
+        made("novel.txt", "bpe")
