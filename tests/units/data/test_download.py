@@ -9,6 +9,9 @@ import pytest
 from minigpt.faults import UserFault
 from tests.promises.test_text_in import TEXT, documents, made
 
+pytest.importorskip("aiohttp")
+pytest.importorskip("fsspec")
+
 
 class Server(http.server.SimpleHTTPRequestHandler):
     """Serves TEXT at any path, and breaks off in its middle; `parts`: it knows ranges."""
@@ -35,11 +38,8 @@ class Server(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-class Pages(http.server.BaseHTTPRequestHandler):
+class Pages(Server):
     """Serves a page that shows a file, as code hosts do, and refuses another one."""
-
-    def do_HEAD(self):
-        self.do_GET()
 
     def do_GET(self):
         page = b"\n<!DOCTYPE html><title>a.txt</title>"
@@ -48,14 +48,9 @@ class Pages(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(page * (self.command == "GET"))
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.mark.parametrize(("name", "says"), [("a.txt", "is a web page about the file"), ("refused", "503")])
 def test_a_page_about_a_file_and_a_refusal_are_named(folder, name, says):
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("fsspec")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(UserFault, match=says):
@@ -65,8 +60,6 @@ def test_a_page_about_a_file_and_a_refusal_are_named(folder, name, says):
 
 @pytest.mark.parametrize("parts", [True, False])
 def test_a_download_that_broke_off_goes_on_where_it_stopped(folder, monkeypatch, parts):
-    pytest.importorskip("aiohttp")
-    pytest.importorskip("fsspec")
     monkeypatch.setattr(Server, "parts", parts)
     monkeypatch.setattr(Server, "asked", [])
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
