@@ -38,12 +38,11 @@ NUMBER = Scheme(
 )
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def number_encoder(monkeypatch):
     monkeypatch.setitem(TOKENIZERS, "number", NUMBER)
 
 
-@pytest.mark.usefixtures("number_encoder")
 def test_a_tokenizer_of_32_bits_goes_through_shards_batches_and_scores(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(TEXT)
@@ -64,7 +63,6 @@ def test_a_tokenizer_of_32_bits_goes_through_shards_batches_and_scores(tmp_path)
     assert load_tokenizer(prepared.tokenizer.to_json()).vocab_size == 100_000
 
 
-@pytest.mark.usefixtures("number_encoder")
 def test_a_run_trains_validates_and_samples_with_it(run):
     (run.folder / "text.txt").write_text(TEXT)
     arguments = run.arguments("trainer.max_steps=2", "samples.every_steps=2", "samples.max_new_tokens=3")

@@ -13,8 +13,6 @@ V = 37
 BLOCK_SIZE = 19
 tiny_gpt = partial(spread_gpt, vocab_size=V, std=0.2, n_layer=2, n_head=3, n_embd=33, block_size=BLOCK_SIZE)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-both_kernels = pytest.mark.parametrize("kernel", ["explicit", "fused"])
 
 
 @pytest.fixture(autouse=True, params=[256, 3], ids=["whole", "growing"])
@@ -39,8 +37,8 @@ def assert_close(a, b):
     assert (a - b).abs().max() < TOLERANCE[a.dtype]
 
 
-@both_dtypes
-@both_kernels
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kernel", ["explicit", "fused"])
 @torch.no_grad()
 def test_rows_of_different_lengths_go_on_as_if_alone(dtype, kernel):
     model = tiny_gpt(dtype=dtype, kernel=kernel)
