@@ -141,6 +141,14 @@ def no_group_left():
 
 
 @pytest.fixture
+def finished(tmp_path) -> Path:
+    """A run directory as training leaves it."""
+    from tests.units.report.run_folder import write_run
+
+    return write_run(tmp_path)
+
+
+@pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     """An empty folder, in which the test runs."""
     monkeypatch.chdir(tmp_path)

@@ -11,12 +11,6 @@ import pytest
 
 from minigpt.cli import _dispatch as minigpt_command
 from minigpt.faults import StorageFailure, UserFault
-from tests.units.report.run_folder import write_run
-
-
-@pytest.fixture
-def finished(tmp_path):
-    return write_run(tmp_path)
 
 
 class Reader(html.parser.HTMLParser):

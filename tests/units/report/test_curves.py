@@ -7,12 +7,6 @@ from matplotlib.figure import Figure
 from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_losses, draw_metric, smooth
 from minigpt.report.page import training_seconds
 from minigpt.report.record import best_row, column, read_record
-from tests.units.report.run_folder import write_run
-
-
-@pytest.fixture
-def finished(tmp_path):
-    return write_run(tmp_path)
 
 
 def test_smoothing_is_the_mean_of_its_window():
