@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from minigpt.checkpoint.load import LoadedCheckpoint
+from minigpt.cli import _dispatch
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
@@ -125,8 +126,6 @@ def test_ctrl_c_stops_the_answer_only(talk):
 
 
 def test_the_command_talks_and_a_model_without_roles_gets_a_transcript(loaded, monkeypatch, capsys, tmp_path):
-    from minigpt.cli import _dispatch
-
     loaded.tokenizer = plain = build_tokenizer("byte")
     monkeypatch.setattr(chat_module, "load", lambda config: loaded)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
@@ -150,8 +149,6 @@ def test_the_command_talks_and_a_model_without_roles_gets_a_transcript(loaded, m
     ],
 )
 def test_another_programs_template_is_used_in_a_sandbox(tmp_path, loaded, monkeypatch, capsys, template, says):
-    from minigpt.cli import _dispatch
-
     loaded.tokenizer = read_tokenizer(write_chat_tokenizer(tmp_path, template))
     loaded.model = GPT(loaded.model.config, loaded.tokenizer.vocab_size).eval()
     monkeypatch.setattr(chat_module, "load", lambda config: loaded)

@@ -12,10 +12,10 @@ from minigpt.cli import _dispatch as minigpt_command
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig
 from minigpt.data.chat.roles import CONTROL, with_roles
-from minigpt.data.tokenizer import build_tokenizer
+from minigpt.data.tokenizer import build_tokenizer, read_tokenizer_json
 from minigpt.export import prove, prove_tokenizer
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.formats.gguf import halve, interleave
+from minigpt.formats.gguf import halve, interleave, modelfile
 from minigpt.formats.huggingface import write_huggingface
 from minigpt.formats.tokenizer_json import read_tokenizer, tokenizer_config
 from minigpt.model.gpt import GPT
@@ -84,8 +84,6 @@ def test_a_chat_model_comes_back_with_its_roles(run, tmp_path):
 def test_a_tokenizer_of_a_file_comes_back_as_it_was(tmp_path, first):
     (tmp_path / "tokenizer.json").write_text(json.dumps(learned(first=first)))
     config = compose("train", ["tokenizer=file", f"tokenizer.file={tmp_path / 'tokenizer.json'}"])
-    from minigpt.data.tokenizer import read_tokenizer_json
-
     tokenizer = read_tokenizer_json(tmp_path / "tokenizer.json")
     for number, each in enumerate((tokenizer, with_roles(tokenizer))):
         write_huggingface(tmp_path / f"out{number}", GPT(ModelConfig(n_embd=8, n_head=1), each.vocab_size), each)
@@ -215,8 +213,6 @@ def test_llama_cpps_order_of_rows_is_undone():
 
 
 def test_ollama_stops_at_every_role():
-    from minigpt.formats.gguf import modelfile
-
     plain = build_tokenizer("byte")
     assert modelfile("m.gguf", plain, 8) == 'FROM ./m.gguf\nTEMPLATE """{{ .Prompt }}"""\nPARAMETER num_ctx 8\n'
     lines = modelfile("m.gguf", with_roles(plain), 8).splitlines()
