@@ -55,11 +55,10 @@ def test_a_long_budget_measures_speeds_for_longer(budget: float, seconds: float)
     ],
 )
 def test_what_a_typed_shape_leaves_open_follows_from_its_width(typed: str, shape: tuple[int, ...]):
-    config = compose("train", ["experiment=text", "data=stdlib", "budget=60s", "model.block_size=300", *typed.split()])
-    assert not check(config)  # what is chosen need not fit what is typed
-    sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes())
+    sizer = dial("model.block_size=300", *typed.split(), seconds=60.0)
+    assert not check(sizer.config)  # what is chosen need not fit what is typed
     size = sizer.whole(pilot_of(Text(10**7, 1.7, 1.9), sizer.fixed))
-    model = applied(config, sizer.settings(size)).model
+    model = applied(sizer.config, sizer.settings(size)).model
     assert (size.n_embd, size.n_head, size.n_kv_head, size.head_dim, size.n_hidden) == shape
     assert (model.n_embd, model.n_head, model.n_kv_head, model.n_hidden) == shape[:3] + shape[4:]
 
@@ -117,8 +116,7 @@ def test_on_a_gpu_a_step_takes_as_long_as_its_launches_until_the_gpu_is_busy(tmp
 
 @pytest.mark.parametrize("typed", ["optimizer=adamw", "trainer.patience=2"])
 def test_weights_are_not_averaged_where_the_law_does_not_know_the_last_step_or_the_optimizer(typed):
-    config = compose("train", ["experiment=text", "data.source=README.md", "budget=60s", typed])
-    sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes())
+    sizer = dial(typed, seconds=60.0)
     size = sizer.settle(Text(200_000, 2.1, 2.6), 40.0)
     assert (size.average_fraction, size.final_lr_fraction) == (0.0, 0.0)
     assert sizer.settings(size).get("optimizer.average_fraction", 0.0) == 0.0
