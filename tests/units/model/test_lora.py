@@ -89,15 +89,13 @@ def test_only_the_adapter_learns_and_its_gradient_is_that_of_the_merged_weight()
         torch.testing.assert_close(A.grad, 7 / 3 * B.T @ rows, rtol=1e-9, atol=1e-13)
 
 
-@pytest.mark.parametrize("chunk", [0, 4])
-def test_the_loss_in_chunks_leaves_a_frozen_output_layer_alone(chunk):
-    gpt = adapted(SMALL)
-    next_token_loss(gpt, TOKENS, TOKENS, chunk=chunk).backward()
-    gradients = [parameter.grad for parameter in gpt.parameters() if parameter.grad is not None]
-    other = adapted(SMALL)
-    next_token_loss(other, TOKENS, TOKENS).backward()
-    wanted = [parameter.grad for parameter in other.parameters() if parameter.grad is not None]
-    torch.testing.assert_close(gradients, wanted)
+def test_the_loss_in_chunks_leaves_a_frozen_output_layer_alone():
+    gradients = []
+    for chunk in (0, 4):
+        gpt = adapted(SMALL)
+        next_token_loss(gpt, TOKENS, TOKENS, chunk=chunk).backward()
+        gradients.append([parameter.grad for parameter in gpt.parameters() if parameter.grad is not None])
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3-124m"])
