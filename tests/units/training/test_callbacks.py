@@ -91,21 +91,19 @@ class Average(L.Callback):
 
     def __init__(self, stop_at=None):
         self.average = torch.zeros(16)
-        self.seen = 0
         self.history = []
         self.stop_at = stop_at
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         self.average.lerp_(pl_module.gpt.final_norm.weight.detach(), 0.1)
-        self.seen += 1
         self.history.append(pl_module.state.step)
         trainer.should_stop = self.stop_at == pl_module.state.step
 
     def state_dict(self):
-        return {"average": self.average.tolist(), "seen": self.seen, "history": self.history, "note": None}
+        return {"average": self.average.tolist(), "history": self.history, "note": None}
 
     def load_state_dict(self, state):
-        self.average, self.seen, self.history = torch.tensor(state["average"]), state["seen"], state["history"]
+        self.average, self.history = torch.tensor(state["average"]), state["history"]
 
 
 def test_the_state_of_a_callback_goes_on_where_the_run_does(run, tmp_path):
@@ -116,7 +114,6 @@ def test_the_state_of_a_callback_goes_on_where_the_run_does(run, tmp_path):
     resumed = Average()
     run(callbacks=[resumed])
     assert resumed.history == [0, 1, 2, 3, 4, 5]
-    assert resumed.seen == 6
     assert torch.equal(resumed.average, straight.average)
     assert compare_runs(whole, run.path)[1] == []  # callbacks.json among the files
     assert (whole / "checkpoints/step-000000006/callbacks.json").is_file()
