@@ -13,11 +13,6 @@ from minigpt.training.optimizer import build_optimizer
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8)
 
 
-def file_of(tmp_path, tensors, label=None):
-    (tmp_path / "file.safetensors").write_bytes(contents.pack_tensors(tensors, label))
-    return tmp_path / "file.safetensors"
-
-
 def stepped(name, seed=0):
     torch.manual_seed(seed)
     gpt = GPT(SMALL, 70)
@@ -29,7 +24,8 @@ def stepped(name, seed=0):
 
 def test_tensors_and_their_label_come_back(tmp_path):
     tensors = {"b": torch.randn(3, 5), "a": torch.tensor(2.0), "half": torch.randn(7).bfloat16()}
-    file = file_of(tmp_path, tensors, {"one": "1", "two": "2"})
+    file = tmp_path / "file.safetensors"
+    file.write_bytes(contents.pack_tensors(tensors, {"one": "1", "two": "2"}))
     assert contents.read_label(file) == {"one": "1", "two": "2"}
     read = contents.read_tensors(file)
     assert read.keys() == tensors.keys()
