@@ -8,7 +8,6 @@ import time
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
@@ -119,19 +118,16 @@ def share_gpus(workers: int, trainer: TrainerConfig) -> list[str]:
     return [",".join(dict.fromkeys(itertools.islice(gpus, trainer.devices))) for _ in range(workers)]
 
 
-@dataclass(eq=False)
 class Loop:
-    """Gives trials to this machine's slots until there are no more."""
+    """Gives trials to this machine's slots until there are no more.
 
-    sweep: Sweep
-    study: optuna.Study
-    signals: Signals  # looked at between two rounds
-    lock: int  # descriptor of the sweep's lock
-    failures: int = 0  # in a row
-    stopped_early: bool = False  # too many failures
+    `signals` is looked at between two rounds; `lock` is the descriptor of the sweep's lock.
+    """
 
-    def __post_init__(self) -> None:
-        config = self.sweep.config
+    def __init__(self, sweep: Sweep, study: optuna.Study, signals: Signals, lock: int):
+        self.sweep, self.study, self.signals, self.lock = sweep, study, signals, lock
+        self.failures, self.stopped_early = 0, False  # in a row; whether there were too many
+        config = sweep.config
         self.gpus = share_gpus(config.workers, config.trainer)  # of each slot
         self.threads = max(1, usable_cores() // (config.workers * (1 if self.gpus[0] else config.trainer.devices)))
         self.warned: set[str] = set()

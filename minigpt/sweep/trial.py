@@ -5,7 +5,6 @@ import signal
 import statistics
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,30 +35,22 @@ def run_dir(sweep: Sweep, trial: FrozenTrial, place: int) -> Path:
     return sweep.folder / "trials" / (f"{number:04d}" if sweep.config.seeds == 1 else f"{number:04d}-{place}")
 
 
-@dataclass(eq=False)
 class TrialRun:
     """Runs the trainings of a trial until it has a result, or a checkpoint if the sweep stops.
 
-    Attributes:
+    Args:
         study: keeps the trial.
         trial: as it was when the run began.
         gpus, threads: to run it on; "" without a GPU.
         lock: descriptor of the sweep's lock, which the trainings hold, too.
-        stopping: set when the whole sweep stops.
     """
 
-    sweep: Sweep
-    study: optuna.Study
-    trial: FrozenTrial
-    gpus: str
-    threads: int
-    lock: int
-    stopping: bool = False
-    pruned: bool = False
-
-    def __post_init__(self) -> None:
-        self.live = optuna.Trial(self.study, self.trial._trial_id)
-        self.values: list[float] = list(self.trial.user_attrs.get("values", []))  # of the seeds that are done
+    def __init__(self, sweep: Sweep, study: optuna.Study, trial: FrozenTrial, gpus: str, threads: int, lock: int):
+        self.sweep, self.study, self.trial = sweep, study, trial
+        self.gpus, self.threads, self.lock = gpus, threads, lock
+        self.stopping = self.pruned = False  # the former is set when the whole sweep stops
+        self.live = optuna.Trial(study, trial._trial_id)
+        self.values: list[float] = list(trial.user_attrs.get("values", []))  # of the seeds that are done
         self.child: Child | None = None
         self.rows: list[dict[str, Any]] = []
         self.began = time.monotonic()
