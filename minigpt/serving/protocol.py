@@ -6,7 +6,7 @@ Source: https://platform.openai.com/docs/api-reference (completions, chat, model
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -162,20 +162,15 @@ def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int)
     return prompts
 
 
-@dataclass
 class Reply:
     """A request, its answer, and the prompts as tokens: turns the written texts into JSON."""
 
-    body: CompletionRequest | ChatRequest
-    answer: Answer
-    tokenizer: Tokenizer
-    prompts: Sequence[Sequence[int]]
-
-    def __post_init__(self) -> None:
-        self.chat = isinstance(self.body, ChatRequest)
+    def __init__(self, body: WritingRequest, answer: Answer, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]]):
+        self.body, self.answer, self.tokenizer, self.prompts = body, answer, tokenizer, prompts
+        self.chat = isinstance(body, ChatRequest)
         self.kind = "chat.completion" if self.chat else "text_completion"
         name = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self.head = {"id": name, "object": self.kind, "created": int(time.time()), "model": self.answer.model}
+        self.head = {"id": name, "object": self.kind, "created": int(time.time()), "model": answer.model}
         self.begun: set[int] = set()  # choices of which a part was sent
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
