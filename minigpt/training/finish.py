@@ -17,7 +17,7 @@ from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
 from minigpt.sizing.dial import outcome
 from minigpt.training.state import RunState, TrainingJob, reached_limit
-from minigpt.training.token_losses import measure_token_losses
+from minigpt.training.token_losses import keep_token_losses
 
 
 def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: bool) -> int:
@@ -67,12 +67,6 @@ def keep_baselines(job: TrainingJob) -> None:
         job.run.write_json("baseline.json", {"fingerprint": job.prepared.fingerprint, "baselines": rows})
     finally:
         signals.noted_only = True
-
-
-def keep_token_losses(job: TrainingJob) -> None:
-    """Measure for the report how hard the tokens of some validation text are for the best model."""
-    if losses := measure_token_losses(job):
-        job.run.write_json("tokens.json", losses)
 
 
 def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:

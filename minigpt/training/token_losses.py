@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -21,12 +20,11 @@ CPU_FLOPS, GPU_FLOPS = 2.5e10, 5e12  # that all passes may take: about a second
 MOST_SECONDS = 20  # for one window; a larger model is not measured
 
 
-def measure_token_losses(job: TrainingJob) -> dict[str, Any] | None:
-    """Return the loss of tokens from the beginning of the validation text, and the mean loss by place in the window.
+def keep_token_losses(job: TrainingJob) -> None:
+    """Write tokens.json: the loss of tokens from the beginning of the validation text, and the mean by place.
 
-    Returns:
-        step, of (which source of a mixture), tokens (text and nats; None: not predicted), positions (first, last,
-        nats, error), as JSON; None of conversations, and of a model too large for a few seconds.
+    It holds step, of (which source of a mixture), tokens (text and nats; None: not predicted) and positions (first,
+    last, nats, error). There is none of conversations, and of a model too large for a few seconds.
     """
     config, tokenizer, T = job.config, job.prepared.tokenizer, job.config.model.block_size
     parts: Mapping[str, Split] = job.prepared.val.parts
@@ -36,7 +34,7 @@ def measure_token_losses(job: TrainingJob) -> dict[str, Any] | None:
     affordable = (GPU_FLOPS if device == "cuda" else CPU_FLOPS) / flops
     checkpoint = best_checkpoint(job.run.checkpoints)
     if checkpoint is None or text.answers is not None or MOST_SECONDS * affordable < T:
-        return None
+        return
     windows = max(1, int(min(MOST_TOKENS, affordable)) // T)
     ids = text.tokens(0, min(len(text), windows * T + 1))
     loaded, end = load_checkpoint(checkpoint), document_end(config.data, tokenizer)
@@ -53,4 +51,5 @@ def measure_token_losses(job: TrainingJob) -> dict[str, Any] | None:
     shown = [None, *(round(float(loss), 3) if known else None for loss, known in zip(nats, predicted, strict=True))]
     tokens = [{"text": piece, "nats": loss} for piece, loss in zip(texts, shown, strict=False)]
     source = "" if text.name == name else f" of {name}"
-    return {"step": loaded.state["step"], "of": source, "tokens": tokens, "positions": positions}
+    losses = {"step": loaded.state["step"], "of": source, "tokens": tokens, "positions": positions}
+    job.run.write_json("tokens.json", losses)
