@@ -263,8 +263,7 @@ def assemble(
     if checkpoint is not None:
         restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)
         restore_states(job.callbacks, checkpoint)
-    module = LanguageModel(gpt, job, choices, optimizer=optimizer, state=state, loss_function=loss)
-    return module, batches
+    return LanguageModel(gpt, job, choices, optimizer=optimizer, state=state, loss=loss), batches
 
 
 def fit(module: LanguageModel, batches: MicroBatches | Questions) -> None:

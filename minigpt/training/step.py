@@ -7,7 +7,6 @@ in the backward pass of a step's last micro-batch (no_sync in those before).
 
 import math
 import signal
-from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
@@ -15,11 +14,13 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from minigpt.data.batch import Batch
 from minigpt.machine.choices import Choices
 from minigpt.machine.memory import shard_count
 from minigpt.machine.sharding import begin_micro_batch
+from minigpt.machine.torch_setup import LossFunction
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast
 from minigpt.model.parts import local
@@ -37,24 +38,16 @@ from minigpt.training.state import Clock, RunState, StopRequest, TrainingJob, is
 class LanguageModel(L.LightningModule):
     """Trains a GPT from the step in `state`, which each step updates.
 
-    `optimizer` has its averages at that step; `loss_function` (`plain_loss`) is for batches with weights or for those
-    without.
+    `optimizer` has its averages at that step; `loss` (`plain_loss`) is for batches with weights or for those without.
     """
 
     def __init__(
-        self,
-        gpt: GPT,
-        job: TrainingJob,
-        choices: Choices,
-        *,
-        optimizer: torch.optim.Optimizer,
-        state: RunState,
-        loss_function: Callable[..., Tensor],
+        self, gpt: GPT, job: TrainingJob, choices: Choices, *, optimizer: Optimizer, state: RunState, loss: LossFunction
     ):
         super().__init__()
         config = job.config
         self.gpt, self.job, self.config, self.choices = gpt, job, config, choices
-        self.optimizer, self.state, self.loss_function = optimizer, state, loss_function
+        self.optimizer, self.state, self.loss_function = optimizer, state, loss
         self.sharded = config.trainer.sharded
         self.total_steps = steps_of(config)  # None if only max_minutes limits the run
         self.clock = Clock(state.seconds)
@@ -79,7 +72,7 @@ class LanguageModel(L.LightningModule):
     def configure_model(self) -> None:
         """Leave the weights as they are, whole or sharded (machine/sharding.py). Lightning requires this method."""
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Optimizer:
         return self.optimizer
 
     def on_train_start(self) -> None:
@@ -119,7 +112,7 @@ class LanguageModel(L.LightningModule):
         weight = weights.sum(dtype=total.dtype) if batch.divisor is None else total.new_full((), batch.divisor)
         return total / full, weight / full
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Set the learning rate."""
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * self.lr_factor(self.state.step + len(self.pending))
@@ -131,7 +124,7 @@ class LanguageModel(L.LightningModule):
         progress = max(by_steps, self.seconds / (60 * minutes) if minutes else 0.0)
         return lr_factor(step, progress, self.total_steps, self.config.schedule)
 
-    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+    def configure_gradient_clipping(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Measure the step over all ranks; then clip its gradients, or drop them if the guard finds them bad.
 
         Lightning's own clipping refuses fused AdamW with autocast.

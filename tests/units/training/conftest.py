@@ -26,7 +26,7 @@ def module_of():
         prepared = SimpleNamespace(tokenizer=with_roles(build_tokenizer("byte")))
         job = TrainingJob(config, hardware, prepared, Processes(), run, [])
         parts = {"optimizer": torch.optim.SGD(gpt.parameters()), "state": RunState()}
-        module = LanguageModel(gpt, job, choices, loss_function=plain_loss(True, choices.loss_chunk), **parts)
+        module = LanguageModel(gpt, job, choices, loss=plain_loss(True, choices.loss_chunk), **parts)
         module._trainer = SimpleNamespace(world_size=world_size, should_stop=False)
         return module
 
