@@ -19,12 +19,9 @@ def quiet_lightning() -> None:
     """Silence Lightning's tips and the warnings that do not apply here."""
     for room in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(room).setLevel(logging.WARNING)
-    for message in (
-        ".*GPU available but not used.*",
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*FSDP2-wrapped module.*returned a view.*",  # the logits without padding; nothing changes them in place
-    ):
-        warnings.filterwarnings("ignore", message=message)
+    # The view is of the logits without padding; nothing changes them in place.
+    for words in ("GPU available but not used", "isinstance.treespec, LeafSpec", "FSDP2-wrapped.*returned a view"):
+        warnings.filterwarnings("ignore", f".*{words}")
 
 
 class JoinedRanks(LightningEnvironment):
