@@ -36,6 +36,7 @@ from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import NonFiniteLogits, Reader, TextInProgress, generate
 from minigpt.sampling.write import gpt_forward
 from minigpt.seeds import fold
+from minigpt.training.state import TrainingJob
 
 PART = 0.2  # so that a model which is never wholly right learns, too
 
@@ -93,13 +94,12 @@ class Questions:
         return questions
 
 
-def answered(
-    gpt: GPT, questions: Sequence[CheckedQuestion], *, config: TrainConfig, choices: Choices, tokenizer: Tokenizer
-) -> tuple[Batch, Tensor]:
-    """Let the model answer; return the answers weighted with their advantages, and their mean reward, ().
+def answered(gpt: GPT, questions: Sequence[CheckedQuestion], job: TrainingJob, choices: Choices) -> tuple[Batch, float]:
+    """Let the model answer; return the answers weighted with their advantages, and their mean reward.
 
     Where its logits are not finite the weights are NaN, and so is the loss.
     """
+    config, tokenizer = job.config, job.prepared.tokenizer
     answers, is_finite = config.objective.answers, True
     repeated = [asked for asked in questions for _ in range(answers)]
     try:
@@ -112,7 +112,7 @@ def answered(
     batch = weighted(texts, [len(asked.tokens) for asked in repeated], advantages(rewards, answers), width)
     if not is_finite and batch.weights is not None:
         batch.weights.fill_(torch.nan)
-    return batch.to(gpt.token_embedding.weight.device), rewards.mean()
+    return batch.to(gpt.token_embedding.weight.device), float(rewards.mean())
 
 
 def write_answers(

@@ -91,9 +91,7 @@ class LanguageModel(L.LightningModule):
             begin_micro_batch(self.gpt, last=last, reshard=self.choices.reshard)
         reward = 0.0
         if not isinstance(batch, Batch):  # answered here: Lightning fetches a batch before the previous step is made
-            tokenizer = self.job.prepared.tokenizer
-            batch, mean = answered(self.gpt, batch, config=self.config, choices=self.choices, tokenizer=tokenizer)
-            reward = float(mean)
+            batch, reward = answered(self.gpt, batch, self.job, self.choices)
         loss, weight = self.loss_of(batch)
         self.micro_batches.append((loss.detach(), weight, reward))
         return self.scaler.scale(loss)

@@ -167,15 +167,15 @@ def test_what_is_rewarded_becomes_likelier(monkeypatch, module_of):
     module = module_of(gpt, config, CHOICES)
     for step in range(12):
         asked = [question(4 * step + number, f"{number}", "x") for number in range(4)]
-        batch, mean = answered(gpt, asked, config=config, choices=CHOICES, tokenizer=TOKENIZER)
+        batch, mean = answered(gpt, asked, module.job, CHOICES)
         module.loss_of(batch)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-        earned.append(mean.item())
+        earned.append(mean)
     assert sum(earned[-3:]) / 3 > 0.9 > 0.7 > earned[0]
 
 
-def test_weights_that_are_not_finite_are_the_guards_matter():
+def test_weights_that_are_not_finite_are_the_guards_matter(module_of):
     """They ended the run with a sentence on a checkpoint that nobody had read."""
     gpt = tiny_gpt()
     with torch.no_grad():
@@ -183,7 +183,7 @@ def test_weights_that_are_not_finite_are_the_guards_matter():
     asked = [question(0, "sort 12 7", "7 12")]
     config = TrainConfig()
     config.objective.answers = 4
-    batch, earned = answered(gpt, asked, config=config, choices=CHOICES, tokenizer=TOKENIZER)
+    batch, earned = answered(gpt, asked, module_of(gpt, config, CHOICES).job, CHOICES)
     assert earned == 0.0
     assert batch.weights.isnan().any()  # also where the logits overflowed behind the last token that is learned
     loss = weighted_loss_sum(gpt, batch.tokens, batch.targets, batch.weights)
