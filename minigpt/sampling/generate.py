@@ -164,9 +164,7 @@ class Reader:
             depend on other texts. None: all texts come at once, and are read together.
     """
 
-    def __init__(
-        self, forward: Forward, block_size: int, new_cache: NewCache | None = None, *, room: int | None = None
-    ):
+    def __init__(self, forward: Forward, block_size: int, new_cache: NewCache | None, *, room: int | None = None):
         self.forward = forward
         self.block_size = block_size
         self.new_cache = new_cache

@@ -16,19 +16,17 @@ from minigpt.screen import note
 # Settings that a command of the same name changes: /temperature 0.5.
 NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "seed")
 
+Answer = Callable[[str, SamplingOptions], object]  # shows what the model writes after a line
 
-def prompt_loop(
-    options: SamplingOptions,
-    answer: Callable[[str, SamplingOptions], object],
-    reset: Callable[[], object] | None = None,
-) -> None:
+
+def prompt_loop(options: SamplingOptions, answer: Answer, reset: Callable[[], object] | None = None) -> None:
     """Call `answer` for each typed line until /quit, the end of the input, or Ctrl-C at the prompt.
 
     Ctrl-C while the model writes stops that text only. Every text has its own seed, counted up from the options'.
 
     Args:
         options: to start with; commands change them.
-        answer: shows what the model writes after a line.
+        answer: called with each line and the options as they are then.
         reset: forgets the conversation, for the command /reset.
     """
     for line in typed_lines():

@@ -20,6 +20,7 @@ POLYNOMIALS = (
     (2.8769, -3.1427, 1.2046),
     (2.8366, -3.0525, 1.2012),
 )
+Orthogonalize = Callable[[list[int], list[Tensor]], list[Tensor]]  # indices and their whole matrices -> the updates
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -154,17 +155,13 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalize_sharded(
-    parts: Sequence[Tensor],
-    shapes: Sequence[tuple[int, int]],
-    orthogonalize: Callable[[list[int], list[Tensor]], list[Tensor]],
-    group: dist.ProcessGroup,
+    parts: Sequence[Tensor], shapes: Sequence[tuple[int, int]], orthogonalize: Orthogonalize, group: dist.ProcessGroup
 ) -> list[Tensor]:
     """Make sharded matrices orthogonal, each in one process: two exchanges a shape carry the rows there and back.
 
     Args:
         parts: this process's rows of each matrix, of one dtype.
         shapes: of the whole matrices.
-        orthogonalize: (indices, whole matrices with these indices) -> their updates.
         group: the processes that hold the matrices together; all of them call this.
 
     Returns:

@@ -57,7 +57,7 @@ def answer_to(loaded, messages, max_new_tokens=6):
     turn = turn_of(BYTE, messages)
     options = SamplingOptions(max_new_tokens=max_new_tokens, temperature=0.0)
     (text,) = texts_of([turn.tokens], options, 1, turn.ends)
-    write_texts(Reader(gpt_forward(loaded.model), 64), BYTE, [text])
+    write_texts(Reader(gpt_forward(loaded.model), 64, None), BYTE, [text])
     return text.text
 
 

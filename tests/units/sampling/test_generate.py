@@ -171,7 +171,7 @@ def test_a_text_that_starts_from_end_of_text_does_not_end_at_once():
 
     options = SamplingOptions(max_new_tokens=3, temperature=0.0)
     texts = [TextInProgress([*prompt, V - 1], options, ends=frozenset([V - 1])) for prompt in ([], [4])]
-    list(generate(Reader(forward, 8), texts))
+    list(generate(Reader(forward, 8, None), texts))
     assert [text.written for text in texts] == [[V - 2], []]
 
 

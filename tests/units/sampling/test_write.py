@@ -28,7 +28,7 @@ PROMPTS = [[72], [100, 101, 102, 10, 32], list(range(60, 90)), [7] * BLOCK_SIZE]
 def test_cached_logits_are_the_uncached_ones_while_windows_move(dtype, kernel):
     model = tiny_gpt(dtype=dtype, kernel=kernel)
     cached = Reader(gpt_forward(model), BLOCK_SIZE, model.new_cache)
-    uncached = Reader(gpt_forward(model), BLOCK_SIZE)
+    uncached = Reader(gpt_forward(model), BLOCK_SIZE, None)
     written = [list(prompt) for prompt in PROMPTS]
     cached.join(written)
     for step in range(45):
