@@ -123,8 +123,7 @@ def _read_files(request: Request) -> dict[str, Any]:
         groups = " ".join(f"{group}={choice}" for group, choice in chosen.items())
         request.notes.append(f"{groups} replaces settings of experiment={experiment}: {', '.join(changes)}.")
     request.chosen = set(of_groups)
-    flat |= of_groups
-    return flat
+    return flat | of_groups
 
 
 def _inherit(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:

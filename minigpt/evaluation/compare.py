@@ -60,8 +60,7 @@ def compare(config: CompareConfig) -> None:
     groups = [list(runs) for is_vs, runs in itertools.groupby(config.runs, {"vs", "versus"}.__contains__) if not is_vs]
     if sum(map(len, groups)) < 2 or config.runs[-1] in ("vs", "versus"):
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
-    paths = list(itertools.chain(*groups))
-    runs = [open_run(path, config.which, config.data_dir) for path in paths]
+    runs = [open_run(path, config.which, config.data_dir) for path in itertools.chain(*groups)]
     sides: dict[object, list[ComparedRun]] = {}
     for number, run in zip(np.repeat(range(len(groups)), list(map(len, groups))).tolist(), runs, strict=True):
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)

@@ -120,8 +120,7 @@ class RunLog:
         self.shown: dict[str, Any] = {}  # the last row
         self.val_loss: float | None = None  # of the last validation
         logger = config.logger if self.run.writes else LoggerConfig()  # which names none
-        settings = redact_values(to_dict(config))
-        self.tracker = Tracker(logger, self.run.path, settings=settings, step=step)
+        self.tracker = Tracker(logger, self.run.path, settings=redact_values(to_dict(config)), step=step)
 
     def __enter__(self) -> "RunLog":
         return self

@@ -24,8 +24,7 @@ from minigpt.screen import tell
 
 def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     """Return how the settings differ from those of the run in `path`, or refuse those that a run keeps for good."""
-    run = RunDirectory(path, writes=False)
-    saved = run.saved_config()
+    saved = RunDirectory(path, writes=False).saved_config()
     if saved is None:
         if (path / "metrics.jsonl").exists():  # which a new run would replace
             raise UserFault(f"run.dir={path} holds metrics.jsonl, but no config.yaml. Choose another run.dir")

@@ -72,8 +72,7 @@ def link_tokens(
             counts.update(bytes=n_bytes, characters=characters, documents=int(np.count_nonzero(piece == tokenizer.eot)))
             progress(piece.nbytes)
         shard: Shard = {"file": shard_name(split, len(splits[split])), "sha256": sha256_of(file.path)}
-        shard |= {"dtype": dtype, "header_bytes": header_bytes}
-        shard |= {"tokens": n_tokens, "bytes": counts["bytes"] - before}
+        shard |= {"dtype": dtype, "header_bytes": header_bytes, "tokens": n_tokens, "bytes": counts["bytes"] - before}
         splits[split].append(shard)
         with replaced(folder / shard["file"]) as temporary:
             os.symlink(os.path.abspath(file.path), temporary)
