@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from minigpt.faults import CONTROL_PICTURES
 
@@ -67,14 +67,10 @@ def move(parts: Sequence[str], share: float) -> None:
     print(f"{cleared()}{bar}{line[:width]}", end="", flush=True)
 
 
-@contextlib.contextmanager
-def moving_line() -> Iterator[None]:
-    """Allow lines that move on a terminal in a `with` block; they are cleared after it, also after a fault."""
-    try:
-        yield
-    finally:
-        if can_move():
-            print(cleared(), end="", flush=True)
+def clear_moving_line() -> None:
+    """Clear the moving line, if there can be one."""
+    if can_move():
+        print(cleared(), end="", flush=True)
 
 
 class Progress:

@@ -40,7 +40,7 @@ from minigpt.data.tokenizers.scheme import END_OF_TEXT, runs
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import read_json, write_json
 from minigpt.machine.cores import usable_cores
-from minigpt.screen import Progress, moving_line, number_of, size_text, tell
+from minigpt.screen import Progress, clear_moving_line, number_of, size_text, tell
 
 PLAN = "plan.json"
 LEARN_BYTES = 1 << 11  # of training text, about, for each token of a BPE vocabulary that is learned from it
@@ -57,7 +57,6 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, **options: Any) -> Pre
     return prepared
 
 
-@moving_line()
 def find_or_make(
     data: DataConfig, tokenizer: TokenizerConfig, *, given: Tokenizer | None = None, work: WorkConfig | None = None
 ) -> Prepared:
@@ -119,6 +118,8 @@ def find_or_make(
     except OSError as error:
         wrong = f"{error.filename or root} can't be written: {error.strerror or error}"
         raise StorageFailure(f"{wrong}. Make room or choose another folder: data.dir=DIR") from error
+    finally:
+        clear_moving_line()
 
 
 def _prepare_mix(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None, work: WorkConfig) -> Prepared:
