@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import lightning as L
 
@@ -45,8 +46,7 @@ class RunState:
     patience_over: bool = False  # as the last validation found
 
 
-@dataclass(frozen=True)
-class StopRequest:
+class StopRequest(NamedTuple):
     """Requests of one process, or of all together; obeyed at the end of an optimizer step."""
 
     stop: bool = False  # after this step, with a checkpoint; the same command continues the run

@@ -7,7 +7,6 @@ in the backward pass of a step's last micro-batch (no_sync in those before).
 
 import math
 import signal
-from dataclasses import astuple
 from typing import Any
 
 import lightning as L
@@ -164,7 +163,7 @@ class LanguageModel(L.LightningModule):
         if ranks > 1:
             if self.sharded:
                 numbers[1] = parts * numbers[1] ** 2
-            extra = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))], pin_memory=loss.is_cuda)
+            extra = torch.tensor([self.clock.seconds, *map(float, self.request)], pin_memory=loss.is_cuda)
             numbers = torch.cat([numbers, extra.to(loss, non_blocking=True)])
             dist.all_reduce(numbers)
             numbers /= ranks
@@ -218,7 +217,7 @@ class LanguageModel(L.LightningModule):
             step, newest = self.state.step + 1, len(self.pending) == 1
             wanted = at_once or self.asked_to_stop or step == self.total_steps
             wanted |= is_due(step, config.validate.every_steps, config.samples.every_steps, every)
-            wanted |= self.trainer.world_size == 1 and any(astuple(self.request))
+            wanted |= self.trainer.world_size == 1 and any(self.request)
             if newest and not wanted:
                 return
             self.end_step(self.result_of(self.pending.pop(0)), is_newest=newest)
@@ -231,7 +230,7 @@ class LanguageModel(L.LightningModule):
         config, state, ranks = self.config, self.state, self.trainer.world_size
         judge(self.job, state, result)
         state.step += 1
-        self.asked_to_stop = any(astuple(result.request))
+        self.asked_to_stop = any(result.request)
         request = result.request if is_newest else StopRequest()
         if request.out_of_time:
             self.stop_reason = "max_minutes"
