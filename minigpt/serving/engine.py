@@ -213,13 +213,11 @@ class Engine:
                 self.changed.clear()
                 await self.changed.wait()
             for served in busy:
-                events: Sequence[tuple[Answer, Piece | Exception]]
                 try:
-                    events = await loop.run_in_executor(self.thread, served.step, served.admit())
+                    hand_out(await loop.run_in_executor(self.thread, served.step, served.admit()))
                 except Exception as error:
                     self.on_error(error)
-                    events = served.fail(error)
-                hand_out(events)
+                    hand_out(served.fail(error))
         for served in self.models.values():
             served.writing |= {choice.text: choice for choice in served.waiting}
             hand_out(served.fail(Busy()))
