@@ -138,16 +138,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Compare every file of a checkpoint with its manifest, and return the manifest.
+def verify(path: Path) -> None:
+    """Compare every file of a checkpoint with its manifest.
 
     Raises:
         DamagedCheckpoint: a file is missing, has another size or another SHA-256; it names the first one.
     """
-    manifest = read_manifest(path)
-    for name in manifest["files"]:
+    for name in read_manifest(path)["files"]:
         verify_file(path, name)
-    return manifest
 
 
 def verify_file(path: Path, name: str) -> Path:

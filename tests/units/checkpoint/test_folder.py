@@ -18,7 +18,8 @@ def write(folder, step, val_loss=None):
 
 def test_what_is_written_verifies_and_equal_contents_give_equal_bytes(tmp_path):
     one, two = write(tmp_path / "a", 7), write(tmp_path / "b", 7)
-    assert checkpoints.verify(one)["step"] == 7
+    checkpoints.verify(one)
+    assert checkpoints.read_manifest(one)["step"] == 7
     assert sorted(os.listdir(one)) == ["MANIFEST.json", "model.safetensors", "state.json"]
     for name in os.listdir(one):
         assert (one / name).read_bytes() == (two / name).read_bytes()
@@ -63,8 +64,8 @@ def test_a_fault_at_any_call_of_a_save_leaves_the_old_checkpoint_and_no_litter(t
             if failed_write := _fails(lambda: write(tmp_path, 2)):
                 assert "No space left on device" in failed_write
             assert bool(failed_write) == failed
-        assert checkpoints.verify(tmp_path / "step-000000001")["step"] == 1
-        assert checkpoints.verify(checkpoints.latest_usable(tmp_path))
+        checkpoints.verify(tmp_path / "step-000000001")
+        checkpoints.verify(checkpoints.latest_usable(tmp_path))
         assert not list(tmp_path.glob(".step*")), "litter"
     assert count > 1
 
