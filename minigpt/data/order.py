@@ -20,20 +20,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.faults import UserFault
 from minigpt.seeds import GOLDEN, MASK_64, scramble
 
 CYCLE = 1 << 16  # samples in which a mixture comes out even
 _ROUNDS = 6
 OFFSET, CIPHER = 1, 2  # purposes of random words
-
-
-def check_length(split: str, n_tokens: int, block_size: int) -> None:
-    """Refuse a split that doesn't hold a single window."""
-    if n_tokens < block_size + 1:
-        remedy = f"Use model.block_size <= {n_tokens - 1} or more text" if n_tokens > 1 else "Use more text"
-        wanted = f"model.block_size={block_size} needs at least {block_size + 1:,}"
-        raise UserFault(f"{split} split has {n_tokens:,} tokens; {wanted}. {remedy}")
 
 
 def epoch_windows(n_tokens: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from minigpt.data.order import check_length, deal, quotas, samples_of_step, starts_of
+from minigpt.data.order import deal, quotas, samples_of_step, starts_of
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import read_json, sha256_of, write_json
@@ -101,7 +101,11 @@ class TokenSplit:
     def check_context(self, block_size: int) -> None:
         """Refuse a training source that is shorter than a window. (Validation text may be shorter.)"""
         for name, part in self.parts.items() if self.name == "train" else ():
-            check_length(self.name if part is self else f"{name}: {self.name}", len(part), block_size)
+            if (n_tokens := len(part)) <= block_size:
+                split = self.name if part is self else f"{name}: {self.name}"
+                remedy = f"Use model.block_size <= {n_tokens - 1} or more text" if n_tokens > 1 else "Use more text"
+                wanted = f"model.block_size={block_size} needs at least {block_size + 1:,}"
+                raise UserFault(f"{split} split has {n_tokens:,} tokens; {wanted}. {remedy}")
 
     def window_starts(self, step: int, *, seed: int, block_size: int, sequences: int) -> NDArray[np.int64]:
         """Return where the windows of batch `step` begin, (sequences,), each within one source: see minigpt.data.order.

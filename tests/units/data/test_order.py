@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.data.order import check_length, epoch_windows
+from minigpt.data.order import epoch_windows
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
@@ -87,5 +87,5 @@ def test_too_few_tokens_are_refused_with_what_would_fit():
     assert str(fault.value) == (
         "train split has 100 tokens; model.block_size=128 needs at least 129. Use model.block_size <= 99 or more text"
     )
-    with pytest.raises(UserFault, match=r"val split has 1 tokens.*Use more text"):
-        check_length("val", 1, 8)
+    with pytest.raises(UserFault, match=r"train split has 1 tokens.*Use more text"):
+        window_starts(0, n_tokens=1, seed=1, block_size=8, sequences=1)
