@@ -44,9 +44,8 @@ def settings(cls: type, prefix: str = "", way: tuple[str, ...] = ()) -> dict[str
         if dataclasses.is_dataclass(kind):
             known |= settings(typing.cast(type, kind), f"{key}.", path)
         elif "setting" in field.metadata:
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             literal = about.literal or about.folder or about.file or about.model
-            known[key] = dataclasses.replace(about, key=key, path=path, kind=kind, default=default, literal=literal)
+            known[key] = dataclasses.replace(about, key=key, path=path, kind=kind, literal=literal)
     return known
 
 

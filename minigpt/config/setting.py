@@ -37,7 +37,7 @@ class Setting:
 
 def setting(default: Any, meaning: str, role: Role, **more: Any) -> Any:
     """Return a dataclass field that is a setting; `more` are further fields of Setting."""
-    metadata = {"setting": Setting(meaning, role, **more)}
+    metadata = {"setting": Setting(meaning, role, default=default, **more)}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
