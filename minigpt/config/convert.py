@@ -4,6 +4,7 @@ Reading is strict and collects every fault. Dictionaries, files and sentences na
 (`init.from`); its Python name (`init.source`) is used only in code.
 """
 
+import contextlib
 import copy
 import dataclasses
 import difflib
@@ -163,7 +164,7 @@ def value_from_text(kind: Any, text: str) -> Any:
     part, *null = union_members(kind)
     if type(None) in null and text.lower() in ("null", "none"):
         return None
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         if int in (part, *null):
             return int(text) if text.isascii() and not text[:1].isspace() else text
         if part is float:
@@ -177,8 +178,6 @@ def value_from_text(kind: Any, text: str) -> Any:
             return [text.replace("\\n", "\n")]  # as one types it
         if typing.get_origin(part) in (list, dict):
             return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
     return text
 
 
