@@ -122,15 +122,12 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
 
     Choices that were made for other hardware, for another number of devices, or by another version are made anew.
     """
-    choices = choose(config, hardware, vocab_size)
+    trainer, choices = config.trainer, choose(config, hardware, vocab_size)
     if saved is None or saved.keys() != Choices.__dataclass_fields__.keys():
         return choices
-    before = Choices(**saved)
-    elsewhere = before.hardware != choices.hardware or before.device != choices.device
-    unusable = before.precision == "fp16" and config.trainer.sharded
-    if elsewhere or unusable or before.devices != choices.devices:
+    is_elsewhere = any(saved[name] != getattr(choices, name) for name in ("hardware", "device", "devices"))
+    if is_elsewhere or (saved["precision"] == "fp16" and trainer.sharded):
         return choices
-    trainer = config.trainer
     names = ("compile", "attention_kernel", "loss_chunk", "reshard")
     named = {"hardware", *(name for name in names if getattr(trainer, name) != "auto")}
     named |= {"micro_batch", "accumulate"} if trainer.micro_batch else set()
