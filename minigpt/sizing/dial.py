@@ -174,8 +174,7 @@ class Dial:
         chosen["samples.every_steps"] = math.ceil(size.steps / 2)
         save = min(size.steps / 4, SAVE_SECONDS * self.speeds(size) / size.batch_tokens)
         chosen["checkpoint.every_steps"] = math.ceil(save)
-        chosen |= self.others
-        return {key: value for key, value in chosen.items() if key not in config.typed}
+        return {key: value for key, value in (chosen | self.others).items() if key not in config.typed}
 
     def choose(self, text: Text, val_tokens: int, budget: str, spent: Callable[[], float]) -> Size:
         """Return the size for a budget; `spent` returns how many of its seconds have passed before training.
