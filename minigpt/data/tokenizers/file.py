@@ -72,22 +72,20 @@ class FileEncoder:
     @cached_property
     def with_names(self) -> Any:
         """The library, to which the names of control tokens in a text are these."""
-        library = open_library(self._content)
-        library.encode_special_tokens = False
-        return library
+        return open_library(self._content, named=True)
 
     def _encode_text(self, text: str) -> list[int]:
         return self._library.encode(text, add_special_tokens=False).ids
 
 
-def open_library(content: str) -> Any:
-    """Return the library's tokenizer of a tokenizer.json: control tokens in a text are text, and nothing is cut."""
+def open_library(content: str, *, named: bool = False) -> Any:
+    """Return the library's tokenizer of a tokenizer.json; names of control tokens are text unless `named`."""
     from tokenizers import Tokenizer
 
     library = Tokenizer.from_str(content)
-    library.no_truncation()
+    library.no_truncation()  # a text is never cut
     library.no_padding()
-    library.encode_special_tokens = True
+    library.encode_special_tokens = not named
     return library
 
 
