@@ -5,8 +5,7 @@ Two things follow from a text's length alone: which tokens the model sees next (
 number behind the next token (`uniform`, in draw.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import groupby
 
 import torch
@@ -28,19 +27,20 @@ class NonFiniteLogits(UserFault):
     """The model's logits are NaN or infinite."""
 
 
-@dataclass(eq=False)
 class TextInProgress:
-    """A text being written, with its own options."""
+    """A text being written, with its own options.
 
-    tokens: list[int]  # the prompt, at least one token, and what was written
-    options: SamplingOptions
-    number: int = 0  # which of its prompt's samples it is
-    ends: frozenset[int] = frozenset()  # tokens that end it and are no part of it
-    text: str = ""  # decoded from the new tokens; set by `write_texts`
-    ended: str = ""  # "length" | "end of text" | "stopped", which the caller sets
+    Args:
+        tokens: the prompt, at least one token; what is written is appended to it.
+        number: which of its prompt's samples it is.
+        ends: tokens that end it and are no part of it.
+    """
 
-    def __post_init__(self) -> None:
-        self.prompt_length = len(self.tokens)
+    def __init__(self, tokens: list[int], options: SamplingOptions, number: int = 0, ends: Set[int] = frozenset()):
+        self.tokens, self.options, self.number, self.ends = tokens, options, number, ends
+        self.prompt_length = len(tokens)
+        self.text = ""  # decoded from the new tokens; set by `write_texts`
+        self.ended = ""  # "length" | "end of text" | "stopped", which the caller sets
 
     @property
     def written(self) -> list[int]:

@@ -45,22 +45,18 @@ class Piece:
     ended: str = ""  # as TextInProgress.ended
 
 
-@dataclass(eq=False)
 class Answer:
     """The texts that answer a request.
 
-    Attributes:
+    Args:
         model: the name of the model that writes.
         texts: to write.
         top: how many of the likeliest tokens come with each token; None: no logprobs at all.
-        events: pieces, and in place of the last one the exception that ended the answer.
     """
 
-    model: str
-    texts: Sequence[TextInProgress]
-    top: int | None = None
-    cancelled: bool = False
-    events: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
+    def __init__(self, model: str, texts: Sequence[TextInProgress], top: int | None = None):
+        self.model, self.texts, self.top, self.cancelled = model, texts, top, False
+        self.events: asyncio.Queue[Piece | Exception] = asyncio.Queue()  # an exception ends the answer
 
 
 class Choice:
