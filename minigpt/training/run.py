@@ -206,8 +206,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     """
     config, run, prepared = job.config, job.run, job.prepared
     job.processes.signals.raise_if_received()
-    start.keep_template(config, checkpoint, prepared)
-    prepared.tokenizer.begins_texts = start.shows_beginnings(prepared)
+    start.complete_tokenizer(config, checkpoint, prepared)
     saved_choices = from_rank_zero(job, lambda: run.read_json("choices.json"))
     module, batches = assemble(job, choose_alike(job, saved_choices), checkpoint, state)
     choices = module.choices

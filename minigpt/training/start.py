@@ -94,19 +94,18 @@ def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
     return None
 
 
-def keep_template(config: TrainConfig, checkpoint: Path | None, prepared: Prepared) -> None:
-    """Give the tokenizer of a text the chat_template of the run's checkpoint, or of `init.from`."""
-    source = config.init.source
+def complete_tokenizer(config: TrainConfig, checkpoint: Path | None, prepared: Prepared) -> None:
+    """Note whether the training text shows what follows end-of-text: ten times or more in its first tokens.
+
+    The tokenizer of a text also gets the chat_template of the run's checkpoint, or of `init.from`.
+    """
+    tokenizer, source = prepared.tokenizer, config.init.source
+    tokenizer.begins_texts = int((prepared.train.tokens(0, 1 << 24) == tokenizer.eot).sum()) >= 10
     if source is None or config.data.name in CONVERSATIONS:  # which have a form of their own
         return
     known = load.read_tokenizer(checkpoint) if checkpoint else tokenizer_of(load.find_checkpoint(source), source)
-    if known is not None and known.hash == prepared.tokenizer.hash:
-        prepared.tokenizer.template = known.template
-
-
-def shows_beginnings(prepared: Prepared) -> bool:
-    """Return whether the training text shows what follows end-of-text, ten times or more in its first tokens."""
-    return int((prepared.train.tokens(0, 1 << 24) == prepared.tokenizer.eot).sum()) >= 10
+    if known is not None and known.hash == tokenizer.hash:
+        tokenizer.template = known.template
 
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
