@@ -38,11 +38,6 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
-def compiled_loss(device: str, loss: LossFunction) -> LossFunction:
-    """Return model and loss compiled as one graph; compiling begins at the first call."""
-    return torch.compile(loss, dynamic=False, options=compiler_options(device))
-
-
 def compiler_options(device: str) -> dict[str, Any] | None:
     """Return the compiler's options for a device.
 

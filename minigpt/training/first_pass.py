@@ -16,7 +16,7 @@ from minigpt.data.prepared import Prepared
 from minigpt.data.tokenizers.dropout import BPEDropout
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
-from minigpt.machine.torch_setup import LossFunction, compiled_loss, is_out_of_memory
+from minigpt.machine.torch_setup import LossFunction, compiler_options, is_out_of_memory
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, plain_loss
 from minigpt.screen import tell
@@ -59,7 +59,7 @@ def first_pass(gpt: GPT, job: TrainingJob, choices: Choices) -> tuple[Choices, L
     cuts: contextlib.AbstractContextManager = contextlib.nullcontext()
     if choices.compile:
         tell("Compiling the training step (once; up to a minute or two) ...")
-        loss = compiled_loss(choices.device, plain)
+        loss = torch.compile(plain, dynamic=False, options=compiler_options(choices.device))
         torch._dynamo.config.optimize_ddp = not job.config.model.checkpoint_activations  # the two are incompatible
         if dist.is_initialized():
             # Compiled here, the backward pass is cut where DDP's buckets end, so that gradients are sent before its
