@@ -105,13 +105,11 @@ class TrialRun:
             written = sum(path.stat().st_size for path in (metrics, self.output) if path and path.exists())
             if written != size:
                 size, alive_at = written, time.monotonic()
-                self.rows = read_rows(metrics)
-                self.judge()
+                self.judge(metrics)
             if time.monotonic() > alive_at + limit:
                 self.child.kill()
                 limit = -1.0
-        self.rows = read_rows(metrics)
-        self.judge()
+        self.judge(metrics)
         return None if limit < 0 else code
 
     def command(self, run: Path) -> list[str]:
@@ -128,8 +126,9 @@ class TrialRun:
             extra.append(f"trainer.threads={self.threads}")
         return [*words, *extra]
 
-    def judge(self) -> None:
-        """Report the first seed's value at each new mark, and note whether the pruner finds it behind."""
+    def judge(self, metrics: Path) -> None:
+        """Read the rows, report the first seed's value at each new mark, and note if the pruner finds it behind."""
+        self.rows = read_rows(metrics)
         if self.pruned or self.values or not self.sweep.mark_tokens:
             return
         reported = self.study.get_trials(deepcopy=False)[self.trial.number].intermediate_values
