@@ -91,8 +91,7 @@ class TrialRun:
         metrics = run / "metrics.jsonl"
         # The sweep asks SLURM to queue the job again; its trials must not.
         environment = {"SLURM_JOB_ID": "", "SLURM_ARRAY_JOB_ID": ""}
-        if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus
+        environment |= {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else {}
         if self.output is None:
             tell(f"=== Trial {run_number(self.trial)}: {' '.join(overrides(self.trial.params)) or 'as given'}")
         self.child = Child(self.command(run), self.output, environment=environment, lock=self.lock)

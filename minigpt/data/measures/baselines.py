@@ -61,8 +61,7 @@ def _of_mixture(prepared: Prepared) -> list[Baseline]:
     mixed = list[Baseline]()
     for rows in zip(*by_source, strict=True) if all(by_source) else ():
         bits = sum(n * row["bits_per_byte"] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes)
-        of = "each source after its own training text"
-        mixed.append({"name": rows[0]["name"], "bits_per_byte": bits, "of": of})
+        mixed.append({"name": rows[0]["name"], "bits_per_byte": bits, "of": "each source after its own training text"})
     return mixed
 
 
