@@ -13,20 +13,19 @@ LAUNCHING = 1.2  # times the time that launching a step takes: in a longer one, 
 STEP_SECONDS = 0.002  # overhead of a step of any size
 ALIKE = 1.25  # sizes with one batch whose FLOPs per token differ by less share one rate
 
+Timed = Callable[[Size, float], float]  # trains a size for some seconds -> tokens a second
+
 
 class Speeds:
     """Estimates tokens per second for any size from a few measured sizes.
 
     Args:
-        measure: trains a size for some seconds.
         guess: FLOP/s, until a size was measured.
         patience: seconds that all measurements may take.
         clock: gives seconds that pass, the same on all ranks.
     """
 
-    def __init__(
-        self, measure: Callable[[Size, float], float], guess: float, patience: float, clock: Callable[[], float]
-    ):
+    def __init__(self, measure: Timed, guess: float, patience: float, clock: Callable[[], float]):
         self.measure, self.guess, self.patience, self.clock = measure, guess, patience, clock
         self.each = min(patience / 5, max(2.0, patience / 40))  # seconds of a measurement; a long budget affords more
         self.rates: dict[float, float] = {}  # FLOPs of a token -> FLOP/s
