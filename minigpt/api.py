@@ -162,8 +162,7 @@ def train(config: TrainConfig | Sequence[str], callbacks: Sequence[Callback] = (
     from minigpt.ranks.launch import start_ranks
 
     config = config if isinstance(config, TrainConfig) else compose(config)
-    code = start_ranks(config.trainer)
-    if code is None:
+    if (code := start_ranks(config.trainer)) is None:
         from minigpt.stages import train_in_stages
         from minigpt.training.run import train as train_run
 

@@ -69,8 +69,7 @@ def launched(trainer: TrainerConfig) -> Launched | None:
     SLURM's variables count only if this step has as many tasks as the config wants, or if the config names no number:
     a sweep's workers are tasks of a step, too, and the trainings that they start are not one run.
     """
-    rank = launched_rank()
-    if rank is not None:
+    if (rank := launched_rank()) is not None:
         world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
         return Launched(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE") or world_size)
     tasks, on_node = _number("SLURM_STEP_NUM_TASKS"), re.match(r"\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))

@@ -23,10 +23,8 @@ def train_in_stages(config: TrainConfig, train: Callable[[TrainConfig], int]) ->
     """
     place = launched(config.trainer)
     prints = place is None or place.rank == 0
-    before = first_stage(config)
-    if before is not None:
-        code = train(before)
-        if code != FINISHED:
+    if (before := first_stage(config)) is not None:
+        if (code := train(before)) != FINISHED:
             return code
         config.init.source = before.run.dir or default_run_dir(before)
         print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")

@@ -42,8 +42,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def require_space(folder: Path, need: int, name: str) -> None:
     """Refuse to write `need` bytes to a disk with less free space."""
-    free = shutil.disk_usage(folder).free
-    if free < need:
+    if (free := shutil.disk_usage(folder).free) < need:
         wrong = f"{name} needs {need / 1e6:.1f} MB in {folder}, and {free / 1e6:.1f} MB are free"
         fewer = "keep fewer checkpoints (checkpoint.keep_last, checkpoint.keep_every_steps)"
         raise StorageFailure(f"{wrong}. Free some space, choose another run.dir, or {fewer}")

@@ -61,8 +61,7 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     if (path / folder.MANIFEST).is_file():
         return path
     checkpoints = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    best = folder.best_checkpoint(checkpoints) if which == "best" else None
-    if best is not None:
+    if which == "best" and (best := folder.best_checkpoint(checkpoints)) is not None:
         return best
     reasons = []
     for checkpoint in reversed(folder.list_checkpoints(checkpoints)):

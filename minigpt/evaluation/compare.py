@@ -82,8 +82,7 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
         raise UserFault(f"{path} has no validation text: there is no {named}. {remedy}")
     config = read_config(checkpoint)
     place = data_dir or config.data.dir
-    prepared = open_prepared(place, read_json(named), config.data.mix)
-    if prepared is None:
+    if (prepared := open_prepared(place, read_json(named), config.data.mix)) is None:
         remedy = "Say where with data.dir=DIR, or make them: minigpt prepare with the settings of the run"
         raise UserFault(f"the tokens of {path} are not in {shown(place)}. {remedy}")
     if not (isinstance(prepared.train, TokenSplit) and isinstance(prepared.val, TokenSplit)):

@@ -95,8 +95,7 @@ def draw_losses(axes: Any, record: Record) -> None:
         axes.plot(steps, losses, color=TRAIN, linewidth=0.8, alpha=0.3)
         axes.plot(steps, smoothed, color=TRAIN, linewidth=1.8, label="training")
         visible.append(np.percentile(losses[fall:], [2, 98]))  # a spike may be outside of the picture
-    best = best_row(record.rows)
-    if best is not None:
+    if (best := best_row(record.rows)) is not None:
         steps, losses = column(record.rows, "val/loss")
         bits = number(best.get("val/bits_per_byte"))
         text = f"validation, best {best['val/loss']:.3f}" + (f" ({bits:.3f} bits per byte)" if bits is not None else "")

@@ -43,8 +43,7 @@ class Conversation:
 
         A message that can't be encoded, or that is too long for the context, is dropped.
         """
-        message = message.strip()
-        if not message:
+        if not (message := message.strip()):
             return
         model, started = self.loaded.model, time.perf_counter()
         self.messages.append({"role": "user", "content": message})

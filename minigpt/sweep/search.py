@@ -109,8 +109,7 @@ def share_gpus(workers: int, trainer: TrainerConfig) -> list[str]:
     """Return the GPUs of each worker, as CUDA_VISIBLE_DEVICES names them; "" on a CPU."""
     if trainer.device in ("cpu", "mps"):
         return [""] * workers
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         import torch  # here, not above: a sweep on CPUs needs none of it
 
         visible = ",".join(map(str, range(torch.cuda.device_count())))

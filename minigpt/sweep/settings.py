@@ -114,8 +114,7 @@ def _run_dirs(configs: Sequence[TrainConfig], corners: Sequence[list[str]]) -> d
     for config, words in zip(configs, corners, strict=True):
         if (before := first_stage(config)) is not None:  # a name depends on what the run starts from
             config.init.source = before.run.dir or default_run_dir(before)
-        folder = run_dir_of(config)
-        if folder in words_of:
+        if (folder := run_dir_of(config)) in words_of:
             same = f"-m: {' '.join(words_of[folder])} and {' '.join(words)} would have the same run directory, {folder}"
             raise UserFault(f"{same}. Leave out run.dir, values that are there twice, and what changes no weights")
         words_of[folder] = words

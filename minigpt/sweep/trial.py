@@ -71,8 +71,7 @@ class TrialRun:
         while len(self.values) < config.seeds and not self.pruned and not self.stopping:
             code = yield from self.train()
             if code == FINISHED and not self.pruned:
-                values = finite(self.rows, config.sweep.metric)
-                if not values:
+                if not (values := finite(self.rows, config.sweep.metric)):
                     return self.fail(f"complete, but its metrics.jsonl has no {config.sweep.metric}", code)
                 self.values.append(min(values))
                 self.live.set_user_attr("values", self.values)

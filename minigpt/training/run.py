@@ -166,8 +166,7 @@ def piloted_alone(config: TrainConfig, prepared: Prepared) -> float:
 
 def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:
     """Return the config, with the number of steps in trainer.epochs passes over the training text if that is set."""
-    epochs = config.trainer.epochs
-    if epochs is None:
+    if (epochs := config.trainer.epochs) is None:
         return config
     # Rounded first: a whole number of steps is not exact here.
     steps = math.ceil(round(epochs / prepared.train.passes(config.batch_tokens, config.model.block_size), 6))

@@ -59,10 +59,8 @@ def _files_at(key: str, place: str, data: DataConfig, prefix: str) -> list[File]
         files = _walk(path, prefix, data_dir)
     elif path.is_file():
         files = [replace(local_file(path, path.name), is_named=True)]
-    else:
-        files = _globbed(path, data_dir)
-        if not files:
-            raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
+    elif not (files := _globbed(path, data_dir)):
+        raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
     files = [replace(file, left_out=file.left_out or _pattern_to_skip(file, data)) for file in files]
     return sorted(files, key=lambda file: os.fsencode(file.label))
 

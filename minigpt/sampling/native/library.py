@@ -47,8 +47,7 @@ def find_compiler() -> str | None:
 
 def build(folder: Path) -> Path:
     """Return the library in this folder, compiled if the folder lacks it."""
-    compiler = find_compiler()
-    if compiler is None:
+    if (compiler := find_compiler()) is None:
         raise NoNativeCode(f"no C++ compiler found: none of {', '.join(COMPILERS)} is on PATH")
     path = folder / f"decode-{fingerprint(compiler)}.so"
     problem = ""
