@@ -113,6 +113,15 @@ def repeated(layer, groups, **options):
 QK_OPTIONS = [{"rotary": True, "qk_norm": name} for name in QK_NORMS]
 
 
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+def test_a_token_never_sees_the_future(attention):
+    layer, x = make(attention, C, H), draw(B, T, C)
+    before = layer(x)
+    x[:, 3:] += 1
+    torch.testing.assert_close(layer(x)[:, :3], before[:, :3])
+    assert (layer(x)[:, 3:] - before[:, 3:]).abs().amin() > 0
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("options", [{}, {"rotary": True}, *QK_OPTIONS, {"linear": True}])
 @pytest.mark.parametrize(("n_head", "n_kv_head", "head_dim"), [(6, 3, 4), (6, 2, 2), (4, 1, 6), (3, 3, 8)])
