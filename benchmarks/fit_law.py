@@ -31,7 +31,7 @@ PICTURE = HERE.parent / "docs" / "law.png"
 TIMES = {"minute": BASELINE, "150s": VALIDATION, "300s": TRAIN}  # of one core: groups of equal time
 
 Run = tuple[Text, Size, float, str]  # bits per byte without copying and a long context, and a group of equal FLOPs
-FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "average_fraction", "passes"}
+FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "average_fraction", "bpe_dropout", "passes"}
 ORDER = 2.0  # weight of the differences within such a group: they decide which size is chosen
 
 
@@ -46,7 +46,8 @@ def size_of(row: dict[str, str]) -> Size:
 
 def text_of(row: dict[str, str]) -> Text:
     counted_bits = (float(row[name]) for name in ("kneser_ney", "xz", "kneser_ney_part"))
-    return Text(int(row["bytes"]), *counted_bits, repeats=float(row["repeats"]) if row["repeats"] else None)
+    repeats = float(row["repeats"]) if row["repeats"] else None
+    return Text(int(row["bytes"]), *counted_bits, letter=float(row["letter"] or 1), repeats=repeats)
 
 
 def read(texts: dict[str, Text]) -> list[Run]:

@@ -125,9 +125,11 @@ class Dial:
         train = prepared.train
         text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], ngram["after_part"])
         density = train.bytes / text.bytes_of(len(train), vocabulary)
-        text = replace(text, density=density, repeats=ngram["repeats"])
+        summary = prepared.summary  # of tokens that were used in place: without characters
+        letter = summary["bytes"] / summary["characters"] if summary.get("characters") else 1.0
+        text = replace(text, density=density, repeats=ngram["repeats"], letter=letter)
         text = self.try_text(prepared, text)
-        share = prepared.summary.get("overlap", {}).get("share") or 0.0
+        share = summary.get("overlap", {}).get("share") or 0.0
         return prepared, replace(text, error=COPIES_RANGE) if share > COPIES else text
 
     def try_text(self, prepared: Prepared, text: Text) -> Text:

@@ -81,6 +81,8 @@ LEAST_STEPS = 30
 PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH, PILOT_LR = 2**17, 2**19, 2**20, 1024, 0.02
 # Of novels the pilot learns more than the law expects, larger models do not. xz needs so many times the 7-gram's bits.
 NOVEL, NOVEL_FROM = 0.03, 1.18
+# Of texts with many bits a character, larger models learn less than the pilot promises, of those with few more.
+HARD, USUAL_BITS, MOST_BITS = 0.07, 1.75, 3.0
 SHORT_POWER, SHORT_RANGE = 0.5, 0.13  # of the deviation of the shortest one: the other half comes from its few steps
 MOST_PASSES = 10  # more teach a text by heart; a larger model learns more of it in as many
 
@@ -100,6 +102,7 @@ class Text:
     level: float = 1.0  # factor on the law, from a short training on this text
     error: float = RANGE  # of a forecast
     density: float = 1.0  # bytes per token, over those of most texts with the same vocabulary
+    letter: float = 1.0  # bytes of a character
     repeats: float | None = None  # share of the 7-gram's bits that a pointer into the last bytes saves
 
     def seven_gram(self, n_bytes: float) -> float:
@@ -236,10 +239,10 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
 
 def leveled(text: Text, pilot: Size, bits: float) -> Text:
     """Return the text with the level that follows from the bits per byte of its pilot."""
-    level = bits / bits_per_byte(text, pilot)
+    level, hard = bits / bits_per_byte(text, pilot), min(MOST_BITS, text.kneser_ney * text.letter) / USUAL_BITS
     if pilot.tokens < 1.5 * PILOT:
-        return replace(text, level=level**SHORT_POWER, error=SHORT_RANGE)
-    level *= 1 + NOVEL * (text.xz > NOVEL_FROM * text.kneser_ney)
+        return replace(text, level=level**SHORT_POWER * hard**HARD, error=SHORT_RANGE)
+    level *= hard**HARD * (1 + NOVEL * (text.xz > NOVEL_FROM * text.kneser_ney))
     return replace(text, level=level, error=PILOT_RANGE if pilot.tokens > 0.9 * LONG_PILOT else RANGE)
 
 

@@ -66,12 +66,13 @@ def test_what_a_typed_shape_leaves_open_follows_from_its_width(typed: str, shape
 @pytest.mark.parametrize(("typed", "fraction"), [([], 0.042), (["data.val_fraction=0.5"], 0.5)])
 def test_of_a_large_text_no_more_is_validated_than_the_baselines_are(tmp_path, monkeypatch, typed, fraction):
     monkeypatch.setattr("minigpt.sizing.dial.VAL_BYTES", 420)
-    (tmp_path / "text.txt").write_text("to be\nor not\n" * 770)  # 10 kB
+    (tmp_path / "text.txt").write_text("to bé\nor no\n" * 770)  # 10 kB
     words = [f"data.source={tmp_path / 'text.txt'}", f"data.dir={tmp_path / 'data'}", *typed]
     config = compose("train", ["experiment=text", *words, "budget=60s"])
     sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes())
     prepared, text = sizer.read(50.0)
     assert prepared.val.bytes == pytest.approx(fraction * 10_010, abs=1)
+    assert text.letter == 13 / 12
     assert text.error == COPIES_RANGE  # all of its passages stand in both splits
     assert sizer.settings(pilot_of(text, {})).get("data.val_fraction", 0.5) == fraction
 
