@@ -34,32 +34,36 @@ def _as_cp1252(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error("cp1252", _as_cp1252)  # data.errors=cp1252
 
 
-def _unpack(opened: Callable[[Path], Any], path: Path, size: int) -> Iterator[bytes]:
-    with opened(path) as file:
+def _gzip(path: Path, size: int) -> Iterator[bytes]:
+    with gzip.open(path) as file:
         yield from iter(lambda: file.read(size), b"")
 
 
-def _zstd(path: Path, size: int) -> Iterator[bytes]:
-    """Unpack frame by frame: zstandard's own reader does not notice that a file was cut."""
-    zstandard: Any = importlib.import_module("zstandard")
-    frame = None
+def _unpack(new: Callable[[], Any], path: Path, size: int) -> Iterator[bytes]:
+    """Unpack stream by stream: bz2.open, lzma.open and zstandard's reader take a damaged one, or a cut, for the end."""
+    stream = None
     with open(path, "rb") as file:
-        try:
-            while piece := file.read(size):
-                while piece:
-                    frame = frame or zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-                    yield frame.decompress(piece)
-                    piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-        except zstandard.ZstdError as error:
-            raise EOFError(str(error)) from None
-    if frame:
+        while piece := file.read(size):
+            while piece:
+                stream = stream or new()
+                yield stream.decompress(piece)
+                piece, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
+    if stream:
         raise EOFError("its end is missing")
 
 
+def _zstd(path: Path, size: int) -> Iterator[bytes]:
+    zstandard: Any = importlib.import_module("zstandard")
+    try:
+        yield from _unpack(lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), path, size)
+    except zstandard.ZstdError as error:
+        raise EOFError(str(error)) from None
+
+
 PACKINGS: dict[str, Callable[[Path, int], Iterator[bytes]]] = {
-    ".gz": partial(_unpack, gzip.open),
-    ".bz2": partial(_unpack, bz2.open),
-    ".xz": partial(_unpack, lzma.open),
+    ".gz": _gzip,
+    ".bz2": partial(_unpack, bz2.BZ2Decompressor),
+    ".xz": partial(_unpack, lzma.LZMADecompressor),
     ".zst": _zstd,
 }
 
@@ -118,7 +122,8 @@ class File:
             if isinstance(error, OSError) and error.errno:
                 raise UserFault(f"{self} can't be read: {error.strerror}") from None
             wrong = f"{self} is cut or no {self.packing} file ({error})"
-            raise BadFile(f"{wrong}; get it again, or leave it out: {self.remedy}") from None
+            remedy = f", or leave it out: {self.remedy}" if self.stamp else ""  # a text to score has no such setting
+            raise BadFile(f"{wrong}; get it again{remedy}") from None
 
 
 @dataclass(frozen=True)

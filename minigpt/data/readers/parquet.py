@@ -33,7 +33,7 @@ def read_parquet(file: File, options: ReadOptions, begin: int = 0, end: int | No
                         text = text.decode("utf-8", options.errors).encode()
                     yield Document(f"{file.label}, row {row:,}", iter([text] if text else []))
     except UnicodeDecodeError as error:
-        raise BadFile(f"{file}, row {row:,}: {error}. To read bad bytes as U+FFFD: data.errors=replace") from None
+        raise BadFile(f"{file}, row {row:,}: {error}. To read bad bytes: data.errors=cp1252|replace") from None
     except (pyarrow.ArrowException, OSError, MemoryError, OverflowError) as error:
         wrong = f"{file} is cut, damaged or no Parquet file ({' '.join(str(error).split())[:200]})"
         raise BadFile(f"{wrong}; get it again, or leave it out: {file.remedy}") from None

@@ -70,7 +70,7 @@ def kind_of_binary(file: File, encoding: str) -> str:
     head = next(file.chunks(size=HEAD_BYTES), b"")[:HEAD_BYTES]
     if file.address and not file.suffix.startswith(".htm") and head.lstrip()[:14].lower() == b"<!doctype html":
         return "a web page about the file, not the file itself"
-    if head[257:262] == b"ustar":
+    if head[257:262] == b"ustar" or file.suffix in (".tgz", ".tbz2", ".txz"):
         return "a tar archive: tar -xf unpacks it"
     kind = next((kind for start, kind in _KINDS.items() if head.startswith(start)), "")
     return kind or "binary data: it holds NUL bytes" * (b"\0" in head and encoding == "utf-8" and head[:2] not in UTF16)
@@ -99,14 +99,14 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
         remedy = f"Type data.encoding=utf-16 (for all files), write it as UTF-8, or {file.remedy} to leave it out"
         return BadFile(f"{wrong}. {remedy}")
     guess = "cp1252"
-    if high > 10 * damaged:
-        guess = ""  # UTF-8 with some bad bytes
+    if high > 10 * damaged or error.reason == "unexpected end of data":
+        guess = ""  # UTF-8 with some bad bytes, or cut inside a character
     elif high > len(sample) / 200 and (
         match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
     ):
         guess = match.encoding
     remedies = [f"data.encoding={guess} if all files are in it (else write this one as UTF-8)"] * bool(guess)
-    if guess in ("", "cp1252"):
+    if guess in ("", "cp1252") and options.encoding == "utf-8":
         remedies += ["data.errors=cp1252 to read the bytes that are no UTF-8 as Windows-1252"]
     remedies += ["data.errors=replace to read them as U+FFFD"]
     if file.stamp:  # a text to score has no such settings

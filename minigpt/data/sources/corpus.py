@@ -24,7 +24,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import NAMES, holds_records, reader_of
 from minigpt.data.readers.document import BadFile, File, ReadOptions
-from minigpt.data.readers.plain import is_base64, kind_of_binary, read_plain
+from minigpt.data.readers.plain import UTF16, is_base64, kind_of_binary, read_plain
 from minigpt.data.shards import HEADS
 from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
@@ -112,7 +112,7 @@ class Corpus:
         if any(end.startswith((".csv", ".tsv", ".json")) for end in kinds["text"]):
             without = f"CSV and JSON without {self.options.key!r} are read as plain text"
             lines.append(f"{without}; a column or key of records alone: data.key=NAME")
-        if marked := sorted({".htm", ".html", ".ipynb"} & kinds["text"].keys()):
+        if marked := sorted(end for end in kinds["text"] if end.startswith((".htm", ".ipynb"))):
             lines.append(f"{', '.join(marked)}: read with all markup; docs/DATA.md has commands that convert it")
         return lines
 
@@ -138,6 +138,7 @@ def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
     else:
         chat = data.name == "chat"
         encoding = codecs.lookup(data.encoding).name
+        raw = raw and data.errors == "strict"
         options = ReadOptions(encoding, data.errors, raw, data.key, chat, data.separator or None)
         data = replace(data, include=data.include or CONVERSATIONS) if chat else data
         files, rule = find_files("source", data), "content"
@@ -208,6 +209,9 @@ def _content_to_skip(file: File, options: ReadOptions) -> str:
             return "empty"
         if why := kind_of_binary(file, options.encoding):
             return why
+        head = next(file.chunks(size=2), b"")
+        if head in UTF16 and options.encoding == "utf-8" and options.errors != "strict":  # all of it were bad bytes
+            return "UTF-16: iconv -f utf-16 -t utf-8 converts it"
         if not file.is_named and reader_of(file, options) is read_plain and is_base64(file):
             return "mostly base64: a picture or a drawing in a text"
     return ""

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import tarfile
@@ -81,11 +82,15 @@ def test_the_encoding_of_a_text_that_is_not_utf8_is_named(folder, text, encoding
     ("name", "content", "says"),
     [
         ("a.txt.bz2", bz2.compress(b"words " * 999)[:-9], r"a.txt.bz2 is cut or no .bz2 file"),
+        ("a.txt.bz2", bz2.compress(b"words ") + b"X" + bz2.compress(b"words ")[1:], r"no .bz2 file \(Invalid data"),
+        ("a.txt.xz", lzma.compress(b"words ") + b"X" + lzma.compress(b"words ")[1:], r"no .xz file \(Input format"),
+        ("a.tgz", gzip.compress(b"words"), r"a tar archive: tar -xf unpacks it"),
         ("a.txt.bz2", b"plain words", r"a.txt.bz2 is cut or no .bz2 file \(Invalid data stream"),
         ("a.txt.xz", lzma.compress(b"words " * 999)[:-9], r"a.txt.xz is cut or no .xz file"),
         ("a.txt.xz", b"plain words", r"a.txt.xz is cut or no .xz file \(Input format not supported"),
         ("a.txt", bz2.compress(b"words"), r"bzip2 data without .bz2"),
     ],
+    ids=itertools.count(),
 )
 def test_packed_data_that_is_damaged_is_named(folder, name, content, says):
     with pytest.raises(UserFault, match=says):
@@ -112,21 +117,22 @@ def test_old_files_among_new_ones_are_read_as_windows_wrote_them(folder):
     with pytest.raises(UserFault, match=r"old.txt: byte 0x84 .*data.errors=cp1252 to read the bytes that are no UTF-8"):
         made("notes", "char")
     write(folder / "notes" / "mixed.jsonl", b'{"text": "caf\xe9 \xc3\xa9 \\ud800"}\n')
-    train, val = documents(made("notes", "char", errors="cp1252")[0])
-    assert "".join(train + val) == "café é ?" + new + old
+    for tokenizer in ("char", "byte"):
+        train, val = documents(made("notes", tokenizer, errors="cp1252")[0])
+        assert "".join(train + val) == "café é ?" + new + old
+    write(folder / "notes" / "wide.txt", TEXT.encode("utf-16"))
+    assert any("left out 1 (UTF-16: iconv -f utf-16" in line for line in made("notes", errors="cp1252")[1])
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("content", "says"),
     [
-        ("plain words\n" * 50_000 + "it\x92s\n", "Type data.encoding=cp1252 if"),
-        (
-            "Größe, Straße, Übermut\n" * 99,
-            r"\(invalid start byte\)\. Type data.errors=cp1252 to read the bytes",
-        ),
+        (b"plain words\n" * 50_000 + b"it\x92s\n", "Type data.encoding=cp1252 if"),
+        ("Größe, Straße\n".encode() * 99 + b"\xff\n", r"\(invalid start byte\)\. Type data.errors=cp1252 to read the"),
+        ("Все счастливые семьи".encode()[:-1], r"\(unexpected end of data\)\. Type data.errors=cp1252 to read the"),
     ],
+    ids=["cp1252", "a bad byte", "cut"],
 )
-def test_some_bad_bytes_in_a_good_text_are_not_taken_for_another_encoding(folder, text, says):
-    good = text.encode("latin-1" if "\x92" in text else "utf-8")
+def test_some_bad_bytes_in_a_good_text_are_not_taken_for_another_encoding(folder, content, says):
     with pytest.raises(UserFault, match=says):
-        made(write(folder / "book.txt", good if b"\x92" in good else good + b"\xff\n"), "char")
+        made(write(folder / "book.txt", content), "char")
