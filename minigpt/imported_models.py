@@ -15,6 +15,7 @@ from minigpt.files import read_json
 from minigpt.redact import redact
 
 VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # of vocab.bpe, GPT-2's merges
+MARKED_SHA256 = "0ba0b8d2193a499569e78415a961afcb4ba6c8cec8b13ea85b057b7732804407"  # of MARKED (tokenizers/bpe.py)
 HUB_FILES = ["config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json"]
 HUB_FILES += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
@@ -191,6 +192,9 @@ def kind_of_tokenizer(content: Any) -> tuple[str, int, list[str]]:
     """
     try:
         model, before = content["model"], content["pre_tokenizer"]
+        splits = (before or {}).get("pretokenizers", [])
+        if len(splits) == 2 and _sha256((splits[0].get("pattern") or {}).get("Regex", "")) == MARKED_SHA256:
+            before = splits[1] | {"use_regex": True}  # our own, of a text with many combining marks
         ids, merges = dict(model["vocab"]), model["merges"]
         added = {token["content"]: token["id"] for token in content["added_tokens"]}
         for name in added:
@@ -211,7 +215,11 @@ def kind_of_tokenizer(content: Any) -> tuple[str, int, list[str]]:
         if not before.get("use_regex", True):
             return ("byte" if in_our_order and size == 256 else "file"), size, names[1:]
         pairs = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in merges)
-        gpt2 = hashlib.sha256(f"#version: 0.2\n{pairs}\n".encode()).hexdigest() == VOCAB_SHA256
+        gpt2 = _sha256(f"#version: 0.2\n{pairs}\n") == VOCAB_SHA256
         return ("gpt2" if gpt2 and ids["!"] == 0 else "bpe" if in_our_order else "file"), size, names[1:]
     except (LookupError, TypeError, AttributeError, ValueError):
         return "file", 0, []
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -96,6 +96,7 @@ def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
     runs_of = (run for document in documents for run in runs(document))
     pieces = [part for run in runs_of for part in text_and_bytes(run) if isinstance(part, str)]
     counts = Counter(itertools.chain.from_iterable(piece for piece in pieces if not piece.isascii()))
+    del counts["\ufe0f"]  # of emoji
     marks = sum(number for character, number in counts.items() if unicodedata.category(character)[0] == "M")
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = splitter(MARKED if marks > MARKED_FROM * sum(map(len, pieces)) else PATTERN)

@@ -45,3 +45,5 @@ def test_a_word_with_vowel_signs_is_one_token_of_a_text_that_has_many():
     assert [len(MARKED_BPE.encode(word)) for word in (" दोनों", " बैलों", " اَلْعَرَبِيَّةُ")] == [1, 1, 1]
     with_few = [["naïve e\u0301 ❤️ ".encode() * 9, b"and many plain words " * 99]]
     assert build_tokenizer("bpe", vocab_size=300, train=with_few).pattern == PATTERN
+    emoji = build_tokenizer("bpe", vocab_size=300, train=[["in 2024 ❤️ ".encode() * 99]])
+    assert len(emoji.encode(" 2024")) == 1  # the marks of emoji don't count

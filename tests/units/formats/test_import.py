@@ -18,7 +18,9 @@ from minigpt.config.schema import ModelConfig
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
 from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
+from minigpt.formats.tokenizer_json import tokenizer_json
 from minigpt.model.gpt import GPT
+from tests.promises.test_tokenizers import MARKED_BPE, MARKS
 from tests.units.formats.reference import CONFIGS, LLAMA, learned, logits, write_folder
 
 TOKENS = torch.tensor([5, 100, 0, 7, 7, 63, 64, 3, 99, 12, 50, 2, 2, 81, 40, 33, 71, 18, 9, 1, 77, 90, 25])
@@ -270,6 +272,7 @@ def folder(place: Path, content: dict) -> Path:
         (lambda: learned(), "file"),
         (lambda: pieces([["a", "b"]], 257), "bpe"),
         (lambda: pieces([["a", "b"]], 319), "file"),
+        (lambda: tokenizer_json(MARKED_BPE), "bpe"),
         (lambda: pieces([], 256), "bpe"),
         (lambda: pieces([["b", "c"], ["a", "bc"], ["a", "b"]], 259), "bpe"),
         (lambda: pieces([["a", "b"]], 257) | {"pre_tokenizer": PREFIX}, "file"),
@@ -281,7 +284,7 @@ def test_a_folders_tokenizer_gives_the_ids_of_its_file(tmp_path, content, name):
     theirs = tokenizers.Tokenizer.from_str(json.dumps(content()))
     ours = minigpt.load(folder(tmp_path, content())).tokenizer
     assert (ours.name, ours.eot) == (name, theirs.token_to_id(END_OF_TEXT))
-    for text in ("how much wood", "abc ab  chuck", "é 中 🙂"):
+    for text in ("how much wood", "abc ab  chuck", "é 中 🙂", MARKS):
         assert [*ours.start, *ours.encode(text)] == theirs.encode(text).ids
         assert ours.decode(ours.encode(text)) == text
 
