@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from minigpt.faults import CONTROL_PICTURES
@@ -138,5 +139,10 @@ def duration(seconds: float) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as lines of aligned columns."""
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def width(cell: str) -> int:
+        return len(cell) + sum(unicodedata.east_asian_width(character) in "WF" for character in cell)
+
+    widths = [max(map(width, cells)) for cells in zip(*rows, strict=True)]
+    padded = ([cell + " " * (most - width(cell)) for cell, most in zip(row, widths, strict=True)] for row in rows)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)

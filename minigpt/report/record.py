@@ -129,8 +129,9 @@ def trend(record: Record) -> tuple[str, str]:
     rows, budget = record.rows, record.budget
     validated = [row for row in rows if number(row.get("val/loss")) is not None]
     before = [row for row in validated if row["step"] <= LATE * validated[-1]["step"]]
+    grows = bool(budget) and budget.get("predicted_for_longer", math.inf) <= GAIN * budget["predicted_bits_per_byte"]
     if not before:
-        return "", ""
+        return ("more time would help", "Type trainer.max_steps=N for more") if validated and grows else ("", "")
     best, first, last = best_row(rows) or {}, before[-1], validated[-1]
     if last["val/loss"] > ROSE * best["val/loss"]:
         steps, losses = column(rows, "train/loss")
@@ -140,7 +141,7 @@ def trend(record: Record) -> tuple[str, str]:
             why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept"
             return f"overfit after step {best['step']:,}: more text would help, more steps would not", why
         return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
-    if budget and budget.get("predicted_for_longer", 0.0) > GAIN * budget["predicted_bits_per_byte"]:
+    if budget and not grows and "predicted_for_longer" in budget:
         return "more text would help: a longer budget would choose about the same", ""
     if first["val/loss"] > ROSE * last["val/loss"]:
         return "still falling: more time would help", "Type trainer.max_steps=N for more"

@@ -49,7 +49,7 @@ COMPILE_SHARE = {"cpu": 0.1, "cuda": 0.15}  # of a budget, at most, for all meas
 VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the time
 FORWARD = 2.5  # tokens validated in the time of training on one
 LEAST_SHARE = 0.2  # of a budget, at least, for training
-SLOW = 0.9  # of the measured speed
+SLOW, FAST = 0.9, 1.3  # of the measured speed
 LONGER = 4  # times a budget: whether more time would help
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
@@ -318,7 +318,10 @@ def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: flo
     if seconds is not None:
         lines.append(f"Time           {duration(seconds)} of {duration(budget['seconds'])}")
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
-    if speeds and (speed := statistics.median(speeds)) < SLOW * budget["tokens_per_second"]:
-        measured = f"{budget['tokens_per_second']:,.0f} when it was measured"
-        lines.append(f"Slow           {speed:,.0f} tokens/s, {measured}: something else took the machine's time")
+    speed, measured = statistics.median(speeds or [0.0]), budget["tokens_per_second"]
+    said = f"{speed:,.0f} tokens/s, {measured:,.0f} when it was measured: something else took the machine's time"
+    if 0 < speed < SLOW * measured:
+        lines.append(f"Slow           {said}")
+    if speed > FAST * measured:
+        lines.append(f"Fast           {said} then. To size for this speed, repeat the command with run.dir=NEW_DIR")
     return lines

@@ -120,13 +120,17 @@ def tried(
     job = TrainingJob(config, hardware, prepared, processes, run, callbacks)
     choices = choose_alike(job, None)
     config.validate.every_steps, config.samples.every_steps = 0, 0
+    signals, was_quiet = processes.signals, processes.signals.quiet
+    signals.quiet = True  # a stop keeps no checkpoint here
     try:
         fit(*assemble(job, choices, None, state))
     except RollBack:
         wrong = "a first trial for budget= has no finite loss. Use"
         raise NonFiniteTraining(f"{wrong} a lower optimizer.lr (now {config.optimizer.lr:g})") from None
+    finally:
+        signals.quiet = was_quiet
     gc.collect()
-    processes.signals.raise_if_received()
+    signals.raise_if_received()
     return state
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from minigpt.report.record import advice, read_record, to_type, trend, verdict
+from minigpt.screen import table
 from tests.units.report.run_folder import write_run
 
 BESIDE = "than 7-gram (1.500), better than xz (2.000)"
@@ -44,6 +45,11 @@ def test_a_verdict_is_one_sentence(tmp_path, losses, more, wanted):
     assert ". " not in sentence
 
 
+def test_names_in_wide_letters_are_aligned():
+    lines = table([("run", "steps"), ("吾輩は猫", "9"), ("Nové", "12")]).splitlines()
+    assert lines == ["run       steps", "吾輩は猫  9", "Nové      12"]
+
+
 def test_the_verdict_on_a_reward(tmp_path):
     record = record_of(tmp_path, (5, 4, 3, 2))
     for row in record.rows:
@@ -65,6 +71,9 @@ def test_a_trend_names_what_to_type(tmp_path):
     sized.budget["predicted_for_longer"] = 0.996
     assert advice(sized) == ""
     assert "xz (2.000), more text would help: a longer budget would choose about the same" in verdict(sized)
+    once = record_of(tmp_path / "once", (4,))  # validated once
+    once.command, once.budget = sized.command, {"predicted_bits_per_byte": 1.0, "predicted_for_longer": 0.99}
+    assert advice(once).startswith("Type a longer budget")
     ended = record_of(tmp_path / "ended", (5, 4, 3, 2))
     ended.events[0]["reason"] = "epochs"
     assert advice(ended).startswith("Type trainer.epochs=N for more")

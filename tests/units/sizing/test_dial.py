@@ -179,3 +179,11 @@ def test_a_forecast_is_not_compared_with_a_run_that_was_continued():
     budget = foretold | {"settings": {"trainer.max_steps": 50}}
     assert outcome(budget, [{"step": 50, "val/bits_per_byte": 2.0}], None)
     assert not outcome(budget, [{"step": 100, "val/bits_per_byte": 1.8}], None)
+
+
+@pytest.mark.parametrize(("speed", "says"), [(8.0, "Slow"), (9.5, ""), (11.0, ""), (14.0, "Fast")])
+def test_another_speed_than_was_measured_is_said(speed: float, says: str):
+    foretold = {"predicted_bits_per_byte": 2.0, "low": 1.9, "high": 2.1, "seconds": 30, "tokens_per_second": 10}
+    rows = [{"step": 50, "tokens_per_second": speed}]
+    lines = outcome(foretold | {"settings": {"trainer.max_steps": 50}}, rows, 16.0)
+    assert [line[:4] for line in lines[2:]] == [says] * bool(says)

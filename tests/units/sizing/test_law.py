@@ -41,6 +41,7 @@ def test_a_longer_pilot_has_a_narrower_range(times: float, error: float):
     text = law.leveled(PYTHON, pilot, law.bits_per_byte(PYTHON, pilot))
     near, far = (law.train(text, next(law.candidates(text)), tokens, {}) for tokens in (2e6, 2e7))
     assert [round(1 - size.low / size.bits_per_byte, 2) for size in (near, far)] == [error, max(error, law.RANGE)]
+    assert law.train(PYTHON, near, 2e6, {}).low == pytest.approx((1 - law.UNTRIED_RANGE) * near.bits_per_byte, rel=0.02)
     few = law.train(replace(text, bytes=60_000), near, 1e5, {})  # 60 kB of names, by characters: 27 % off
     assert 1 - few.low / few.bits_per_byte == pytest.approx(law.SMALL_RANGE)
     assert pilot.tokens == pytest.approx(min(times, 8) * 2**17, rel=0.05)

@@ -15,7 +15,8 @@ from minigpt.faults import NonFiniteTraining, UserFault
 from minigpt.machine.hardware import find_device
 from minigpt.ranks.group import Processes
 from minigpt.training import output
-from minigpt.training.run import measured, with_epochs
+from minigpt.training.run import measured, tried, with_epochs
+from minigpt.training.speed import noise
 from minigpt.training.state import Clock
 
 
@@ -141,3 +142,11 @@ def test_a_trial_that_diverges_is_one_sentence():
     config = compose("train", words)
     with pytest.raises(NonFiniteTraining, match=r"lower optimizer\.lr \(now 1e\+20\)"):
         measured(config, 500, 20.0, find_device(config), Processes())
+
+
+def test_a_stop_in_a_trial_promises_no_checkpoint(monkeypatch):
+    quiet, processes = [], Processes()
+    monkeypatch.setattr("minigpt.training.run.fit", lambda *_: quiet.append(processes.signals.quiet))
+    config = compose("train", ["experiment=text", "data=stdlib", "model.n_embd=32", "batch_tokens=512"])
+    tried(config, noise(500, config.model.block_size + 1), find_device(config), processes, [])
+    assert (quiet, processes.signals.quiet) == ([True], False)
