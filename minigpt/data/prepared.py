@@ -14,7 +14,7 @@ from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import lock_or_wait, read_json, write_json
-from minigpt.screen import tell
+from minigpt.screen import number_of, tell
 
 FORMAT = "minigpt-prepared-2"
 
@@ -130,8 +130,8 @@ def describe(prepared: Prepared) -> list[str]:
     python = f", Python {summary['python']}" if summary.get("python") else ""
     train, val = summary["train"], summary["val"]
     return [
-        f"corpus     {summary['corpus']}{python}: {summary['documents']:,} documents, {summary['bytes']:,} bytes, "
-        f"{summary['characters']:,} characters",
+        f"corpus     {summary['corpus']}{python}: {number_of(summary['documents'], 'document')}, "
+        f"{summary['bytes']:,} bytes, {summary['characters']:,} characters",
         f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {prepared.tokenizer.hash[:12]}",
         f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
         f"({train['bytes'] / train['tokens']:.2f} bytes per token)",

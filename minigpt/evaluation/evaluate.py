@@ -1,6 +1,7 @@
 """minigpt evaluate: scores texts and questions with one model, or with two and compares them."""
 
 import codecs
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from minigpt.screen import Progress, number_of, size_text, tell
 
 Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 Figures = dict[str, Any]  # as JSON
+MOST_SHOWN = 1e6  # perplexity of a word: texts without blanks have none that is of use
 
 
 def evaluate(config: EvaluateConfig) -> None:
@@ -99,10 +101,11 @@ def _score_text(path: str, texts: list[TokenSplit], models: Models, stride: int 
         progress = Progress(f"scoring {path}", len(text) - 1, unit="tokens", size=1)
         scores.append(score_text(loaded.model, text, stride=stride, document_end=end, progress=progress))
         now, indent = scores[-1].figures(), " " * len(name)
-        per_word = f" per token, {now['word_perplexity']:,.2f} per word" if now["word_perplexity"] else " per token"
+        word = now["word_perplexity"] or math.inf
+        per_word = f", {word:,.2f} per word" if word < MOST_SHOWN else ""
         tell(f"  {name}{now['nats_per_token']:.4f} nats per token, {now['tokens']:,} tokens predicted")
         tell(f"  {indent}{now['bits_per_byte']:.4f} bits per byte, {now['bytes']:,} bytes")
-        tell(f"  {indent}perplexity {now['perplexity']:,.2f}{per_word}; accuracy {now['accuracy']:.2%}")
+        tell(f"  {indent}perplexity {now['perplexity']:,.2f} per token{per_word}; accuracy {now['accuracy']:.2%}")
     between = None
     if len(models) > 1:
         sizes = [loaded.config.model.block_size for loaded in models]

@@ -4,6 +4,7 @@ import contextlib
 import html
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from minigpt.screen import short_number
 
 TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
 INK, LINE, GRID = "#27313f", "#c5ccd6", "#e8ebf0"
+FONTS = ("Noto Sans CJK SC", "Noto Sans Devanagari", "PingFang SC", "Microsoft YaHei")  # for what DejaVu Sans lacks
 REWARD = "train/reward"
 STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK: "ink", LINE: "line", GRID: "line"}
 
@@ -23,15 +25,18 @@ STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK
 @contextlib.contextmanager
 def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> Iterator[Any]:
     """Yield a matplotlib figure to draw into and to save, of a size in inches with letters of so many points."""
-    import matplotlib  # here, not above: training draws only at its end, and must not wait for it at its beginning
+    import matplotlib.font_manager  # here: a training draws only at its end, and must not wait for it
     from matplotlib.figure import Figure
 
     style: Any = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
     style |= {"axes.edgecolor": LINE, "font.size": font_size}
     # Dollar signs in a run's name are no formula; letters in an SVG stay text.
     style |= {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "minigpt"}
+    known = matplotlib.font_manager.get_font_names()
+    style["font.family"] = ["DejaVu Sans", *(name for name in FONTS if name in known)]
     style["path.simplify_threshold"] = 1.0  # pixels: a long run has no more points than a picture can show
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # no font here has the letters of a run's name
         yield Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
 
 

@@ -197,7 +197,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None)
 def _folder_name(keys: dict[str, Any], signature: str) -> str:
     corpus = keys["corpus"]
     if keys["source"]:
-        corpus = "text-" + re.sub(r"[^A-Za-z0-9._-]+", "_", Path(keys["source"]).name)[:40]
+        corpus = "text-" + re.sub(r"[^\w.-]+", "_", Path(keys["source"]).name)[:40]
     size = keys["vocab_size"] or ""
     return f"{corpus}-{keys['tokenizer']}{size}-{fingerprint([json.dumps(keys, sort_keys=True), signature])[:10]}"
 
@@ -302,7 +302,7 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
         separator = shown(corpus.options.separator).replace(r"\\", "\\")  # as one types it
         notes.append(f"data.separator={separator} divides none of the files; {windows}")
     held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
-    is_fair = fraction / 10 <= held_out <= 5 * fraction and held_out < 1
+    is_fair = fraction / 10 <= held_out <= 2 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES
     if rule == "content" and not corpus.options.chat and not is_fair:
         rule = "tail"

@@ -105,10 +105,14 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
         match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
     ):
         guess = match.encoding
-    remedies = [f"data.encoding={guess} if all files are in it (else write this one as UTF-8)"] * bool(guess)
+    all_files = "" if file.is_named else " if all files are in it (else write this one as UTF-8)"
+    remedies = [f"data.encoding={guess}{all_files}"] * bool(guess)
+    if options.encoding != "utf-8" and damaged == 0:
+        remedies = ["no data.encoding: this is UTF-8"]
     if guess in ("", "cp1252") and options.encoding == "utf-8":
         remedies += ["data.errors=cp1252 to read the bytes that are no UTF-8 as Windows-1252"]
     remedies += ["data.errors=replace to read them as U+FFFD"]
     if file.stamp:  # a text to score has no such settings
-        remedies += ["tokenizer=byte to train on the bytes as they are", f"{file.remedy} to leave it out"]
+        remedies += ["tokenizer=byte to train on the bytes as they are"]
+        remedies += [f"{file.remedy} to leave it out"] * (not file.is_named)
     return BadFile(f"{wrong}. Type {', or '.join(remedies)}")

@@ -103,15 +103,17 @@ class Corpus:
         for kind, ends in kinds.items():
             largest = sorted(ends, key=lambda end: -sum(ends[end]))[:6]
             of = {end: f" of {size_text(sum(ends[end]))}" * (len(ends) > 1) for end in largest}
-            listed = ", ".join(f"{len(ends[end]):,} {end}{of[end]}" for end in largest)
+            listed = ", ".join(f"{len(ends[end]):,} {end}{of[end]}" for end in largest) + ", ..." * (len(ends) > 6)
             parts.append(f"{sum(map(len, ends.values())):,} {kind} ({listed})")
         reading = f"reading {number_of(len(self.files), 'file')}, {size_text(self.size)}: {', '.join(parts)}"
         lines = [*self.notes, reading]
         if kinds.keys() & NAMES.values() and not self.options.chat:
             lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
         if any(end.startswith((".csv", ".tsv", ".json")) for end in kinds["text"]):
-            without = f"CSV and JSON without {self.options.key!r} are read as plain text"
-            lines.append(f"{without}; a column or key of records alone: data.key=NAME")
+            plain = (
+                f"CSV without {self.options.key!r} and JSON that is no list of records with it are read as plain text"
+            )
+            lines.append(f"{plain}; another column or key: data.key=NAME; chats: docs/DATA.md")
         if marked := sorted(end for end in kinds["text"] if end.startswith((".htm", ".ipynb"))):
             lines.append(f"{', '.join(marked)}: read with all markup; docs/DATA.md has commands that convert it")
         return lines

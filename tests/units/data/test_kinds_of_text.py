@@ -76,5 +76,5 @@ def test_char_has_no_end_of_text_to_put_between_records():
 )
 def test_the_encoding_of_a_text_is_guessed(folder, encoding, text):
     (folder / "novel.txt").write_bytes((text * 40).encode(encoding))
-    with pytest.raises(UserFault, match=f"data.encoding={encoding} "):
+    with pytest.raises(UserFault, match=f"data.encoding={encoding}, "):
         made("novel.txt", "bpe")

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import hashlib
 import io
 import itertools
 import json
@@ -54,7 +55,7 @@ def test_a_column_that_is_missing_is_named_and_a_table_without_a_text_is_plain(f
     assert made("code")[0].summary["bytes"] == len(TEXT.encode()) + 36
     with pytest.raises(UserFault, match=r"lost.csv can't be read as CSV \(a row has more cells than the header"):
         made(write(folder / "lost.csv", "text\nfirst, and more\n"))
-    with pytest.raises(UserFault, match=r"not valid utf-8 .*data.encoding=cp1252 if"):
+    with pytest.raises(UserFault, match=r"not valid utf-8 .*data.encoding=cp1252, or"):
         made(write(folder / "excel.csv", "id;text\n1;Größe\n".encode("cp1252") * 9))
     with pytest.raises(UserFault, match=r"cut.json can't be read as JSON \(Unterminated"):
         made(write(folder / "cut.json", '[{"text": "a"}, {"te'))
@@ -72,7 +73,7 @@ def test_a_column_that_is_missing_is_named_and_a_table_without_a_text_is_plain(f
 )
 def test_the_encoding_of_a_text_that_is_not_utf8_is_named(folder, text, encoding):
     source = write(folder / "book.txt", (text * 2000).encode(encoding))
-    with pytest.raises(UserFault, match=rf"not valid utf-8 .*Type data.encoding={encoding} "):
+    with pytest.raises(UserFault, match=rf"not valid utf-8 .*Type data.encoding={encoding}[, ]"):
         made(source, "char")
     train, val = documents(made(source, "char", encoding=encoding)[0])
     assert "".join(train + val) == text * 2000
@@ -127,7 +128,7 @@ def test_old_files_among_new_ones_are_read_as_windows_wrote_them(folder):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"plain words\n" * 50_000 + b"it\x92s\n", "Type data.encoding=cp1252 if"),
+        (b"plain words\n" * 50_000 + b"it\x92s\n", "Type data.encoding=cp1252, or data.errors=cp1252 "),
         ("Größe, Straße\n".encode() * 99 + b"\xff\n", r"\(invalid start byte\)\. Type data.errors=cp1252 to read the"),
         ("Все счастливые семьи".encode()[:-1], r"\(unexpected end of data\)\. Type data.errors=cp1252 to read the"),
     ],
@@ -136,3 +137,23 @@ def test_old_files_among_new_ones_are_read_as_windows_wrote_them(folder):
 def test_some_bad_bytes_in_a_good_text_are_not_taken_for_another_encoding(folder, content, says):
     with pytest.raises(UserFault, match=says):
         made(write(folder / "book.txt", content), "char")
+
+
+def test_an_encoding_that_was_typed_for_utf8_is_named(folder):
+    with pytest.raises(UserFault, match=r"not valid ascii .*Type no data.encoding: this is UTF-8"):
+        made(write(folder / "book.txt", "Größe, Straße\n" * 99), "char", encoding="ascii")
+
+
+def test_a_split_by_documents_that_holds_out_a_third_is_not_made(folder):
+    texts = [f"{TEXT}{number}" for number in range(99)]
+    held = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < 0.1 * 2**64 for text in texts]
+    first = held.index(True)
+    for text in (texts[first], *[text for text, is_val in zip(texts, held, strict=True) if not is_val][:2]):
+        write(folder / "few" / f"{text[-2:]}.txt", text)
+    prepared, said = made("few")
+    assert prepared.val.bytes < 0.11 * prepared.summary["bytes"]
+    assert any("the text is cut near its end instead" in line for line in said)
+
+
+def test_the_folder_of_the_tokens_is_named_after_the_text(folder):
+    assert "吾輩" in made(write(folder / "吾輩.txt", TEXT))[0].folder.name

@@ -1,10 +1,13 @@
 """The curves of a report, and what they are read from."""
 
+import io
+import warnings
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_losses, draw_metric, smooth
+from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_losses, draw_metric, drawing, smooth
 from minigpt.report.page import training_seconds
 from minigpt.report.record import best_row, column, read_record
 
@@ -14,6 +17,14 @@ def test_smoothing_is_the_mean_of_its_window():
     assert smooth(values)[1] == pytest.approx(values[:3].mean())
     assert smooth(values)[100] == pytest.approx(values[97:104].mean())
     assert smooth(values)[-1] == pytest.approx(values[-4:].mean())
+
+
+def test_a_name_for_which_no_font_has_letters_is_drawn_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with drawing(size=(2, 2), font_size=9) as figure:
+            figure.suptitle("吾輩は猫である \ue000")
+            figure.savefig(io.BytesIO())
 
 
 def limits(record):
