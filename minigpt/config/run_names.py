@@ -14,6 +14,7 @@ from minigpt.config.sources import as_one_spelling, display_name, expand
 from minigpt.redact import redact_values
 
 NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # roles that the hash in a run's name covers
+NO_NAME = r"[^\w\u0900-\u0eff.+-]+"  # what no file is named with; the block has the vowel signs from Hindi to Lao
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,4 +81,4 @@ def _one_spelling(key: str, value: Any) -> Any:
 
 
 def _as_name(text: str) -> str:
-    return re.sub(r"[^\w.+-]+", "-", text)[:50].strip("-.")
+    return re.sub(NO_NAME, "-", text)[:50].strip("-.")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.convert import shown
+from minigpt.config.run_names import NO_NAME
 from minigpt.config.schema import CONVERSATIONS, DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import display_name
 from minigpt.data.chat.roles import with_roles
@@ -145,7 +146,7 @@ def _prepare_mix(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer 
 
 def short_names(sources: Mapping[str, float]) -> dict[str, str]:
     """Return the sources of a mixture by short names, which rows and the screen use."""
-    names = [re.sub(r"[^\w.+-]+", "-", Path(source.rstrip("/")).stem).strip("-.") or "source" for source in sources]
+    names = [re.sub(NO_NAME, "-", Path(source.rstrip("/")).stem).strip("-.") or "source" for source in sources]
     if len({*names}) < len(names):
         names = [f"{number}-{name}" for number, name in enumerate(names, 1)]
     return dict(zip(names, sources, strict=True))
@@ -197,7 +198,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None)
 def _folder_name(keys: dict[str, Any], signature: str) -> str:
     corpus = keys["corpus"]
     if keys["source"]:
-        corpus = "text-" + re.sub(r"[^\w.-]+", "_", Path(keys["source"]).name)[:40]
+        corpus = "text-" + re.sub(NO_NAME, "_", Path(keys["source"]).name)[:40]
     size = keys["vocab_size"] or ""
     return f"{corpus}-{keys['tokenizer']}{size}-{fingerprint([json.dumps(keys, sort_keys=True), signature])[:10]}"
 

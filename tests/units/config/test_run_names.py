@@ -51,7 +51,8 @@ def test_a_run_is_named_after_its_experiment_or_its_text(folder):
     assert default_run_dir(config) == f"runs/mine-one-3x128-{config_hash(config)[:6]}"
     config.budget = "90s"
     assert default_run_dir(config) == f"runs/mine-one-90s-{config_hash(config)[:6]}"
-    for source, name in (("~/my notes/", "my-notes"), ("a/Hamlet.txt", "Hamlet"), ("/", "text"), (".", folder.name)):
+    places = [("~/my notes/", "my-notes"), ("a/Hamlet.txt", "Hamlet"), ("/", "text"), (".", folder.name)]
+    for source, name in [*places, ("गोदान (1).txt", "गोदान-1")]:
         config = read(TrainConfig, {"data.name": "text", "data.source": source})[0]
         assert default_run_dir(config) == f"runs/{name}-4x128-{config_hash(config)[:6]}"
         config.experiment = "text"

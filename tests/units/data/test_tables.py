@@ -156,4 +156,4 @@ def test_a_split_by_documents_that_holds_out_a_third_is_not_made(folder):
 
 
 def test_the_folder_of_the_tokens_is_named_after_the_text(folder):
-    assert "吾輩" in made(write(folder / "吾輩.txt", TEXT))[0].folder.name
+    assert "text-吾輩_गोदान_1_.txt" in made(write(folder / "吾輩 गोदान(1).txt", TEXT))[0].folder.name
