@@ -31,7 +31,7 @@ from minigpt.screen import Progress, number_of, size_text, tell
 
 Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 Figures = dict[str, Any]  # as JSON
-MOST_SHOWN = 1e6  # perplexity of a word: texts without blanks have none that is of use
+MOST_SHOWN = 1e6  # perplexity per word: a larger one comes from text without blanks, or from a model that knows nothing
 
 
 def evaluate(config: EvaluateConfig) -> None:

@@ -154,6 +154,7 @@ def test_the_validation_text_has_the_loss_that_training_measured(place, tmp_path
         "bytes", "words", "lines",
     }  # fmt: skip
     assert f"{figures['nats_per_token']:.4f} nats per token" in shown
+    assert "per word" not in shown  # a number with ten digits is of no use
     (tmp_path / "parts.txt").write_text("how much wood\n\nwould a woodchuck chuck\n")
     words = (f"checkpoint={place / 'other'}", f"file={tmp_path / 'parts.txt'}", f"json={out}")
     evaluate(capsys, *words, r"data.separator=\n\n")

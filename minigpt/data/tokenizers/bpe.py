@@ -119,8 +119,9 @@ def splitter(pattern: str | None) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == PATTERN)
-    split = [pre_tokenizers.Split(Regex(MARKED), "isolated")]
-    return pre_tokenizers.Sequence([*split, as_bytes]) if pattern == MARKED else as_bytes
+    if pattern != MARKED:
+        return as_bytes
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(MARKED), "isolated"), as_bytes])
 
 
 def gpt2_ranks() -> list[bytes]:
