@@ -157,9 +157,8 @@ def test_what_no_budget_can_do_is_one_sentence_with_the_least_that_would(texts, 
 
 def test_a_budget_that_reading_and_validating_use_up_says_what_would_do(texts, quick, monkeypatch):
     monkeypatch.setattr(dial, "REPORT_SHARE", 1e9)
-    with pytest.raises(
-        UserFault, match=r"budget=30s is too short: .* take .* with this text and model. Use budget=\d+0s or more"
-    ):
+    least = r"budget=30s is too short: .* take .* with this text and model. Use budget=\d+0s or more"
+    with pytest.raises(UserFault, match=least):
         train(*texts, "budget=30s")
 
 
@@ -174,6 +173,16 @@ def test_plan_shows_what_each_time_buys(texts, quick, monkeypatch, capsys):
     (picture,) = re.findall(r"Picture +(\S+\.png)", screen)
     assert Path(picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert not Path("runs").exists()
+
+
+def test_all_rows_of_a_plan_use_all_speeds_that_were_measured(texts, quick, monkeypatch, capsys):
+    def choose(text, seconds, tokens_per_second, fixed):
+        size = replace(TINY, n_layer=1 if seconds < 600 else 100 if seconds < 6000 else 9999, passes=9.0, **fixed)
+        return replace(size, steps=int(seconds * tokens_per_second(size) / size.batch_tokens))
+
+    monkeypatch.setattr(dial, "choose", choose)
+    cli.plan([*texts, "budget=5min,1h,8h"])  # 8h: too large to measure; 1h is faster than 5min lets expect
+    assert "ends after" not in capsys.readouterr().out
 
 
 def test_the_machine_is_measured_by_training_and_nothing_is_left(texts, tmp_path):
