@@ -29,7 +29,8 @@ def poison(monkeypatch, bad_batches, factor=float("nan")):
     real, seen = LanguageModel.training_step, []
 
     def training_step(self, batch, batch_idx):
-        number = batch_of_step(self.state.step, self.trainer.train_dataloader.skipped_batches)
+        step = self.state.step + len(self.pending)
+        number = batch_of_step(step, self.trainer.train_dataloader.skipped_batches)
         seen.append(number)
         loss = real(self, batch, batch_idx)
         if number in bad_batches:

@@ -10,11 +10,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigpt.config.schema import ModelConfig, TrainConfig
-from minigpt.data.order import batch_of_step
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
+from tests.promises.test_stop_and_guard import poison
 
 CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)
 
@@ -123,18 +123,7 @@ def test_a_step_that_the_device_decides_on_has_the_bytes_of_the_hosts(run, monke
         "trainer.micro_batch=4", "model.dropout=0.1", "guard.max_skips=1", "optimizer.grad_clip=0.9",
         f"optimizer={optimizer}", "logger.every_steps=1",
     ]  # fmt: skip
-    real = LanguageModel.training_step
-
-    def training_step(self, batch, batch_idx):
-        step = self.state.step + len(self.pending)
-        number = batch_of_step(step, self.trainer.train_dataloader.skipped_batches)
-        loss = real(self, batch, batch_idx)
-        if number in (3, 7, 8):
-            loss = loss * float("nan")
-            self.micro_batches[-1] = (loss.detach(), None, 0.0)
-        return loss
-
-    monkeypatch.setattr(LanguageModel, "training_step", training_step)
+    poison(monkeypatch, {3, 7, 8})
     run(*settings)
     assert [event["event"] for event in run.events()].count("rolled_back") == 1
     whole, skips = run.path.rename(tmp_path / "whole"), skipped(run, tmp_path / "whole")
