@@ -10,8 +10,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-SECONDS = 120  # for a slow machine to start
-
 
 class ServerProcess:
     """`minigpt serve` with these words; `with` ends it as Ctrl-C does."""

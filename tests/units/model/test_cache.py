@@ -18,7 +18,6 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 @pytest.fixture(autouse=True, params=[256, 3], ids=["whole", "growing"])
 def first_columns(request, monkeypatch):
     monkeypatch.setattr("minigpt.model.cache.FIRST_COLUMNS", request.param)
-    return request.param
 
 
 def new_cache(model, rows):

@@ -71,8 +71,7 @@ def test_a_callback_sees_the_numbers_of_the_last_row(run):
 
 @pytest.mark.parametrize("hook", ["on_validation_end", "on_train_batch_end"])
 def test_a_callback_may_end_the_training_with_a_checkpoint_and_the_run_goes_on(run, tmp_path, hook, capsys):
-    run()
-    whole = run.path.rename(tmp_path / "whole")
+    whole = run().rename(tmp_path / "whole")
     stop = L.Callback()
 
     def end(trainer, pl_module, *_):
@@ -108,8 +107,7 @@ class Average(L.Callback):
 
 def test_the_state_of_a_callback_goes_on_where_the_run_does(run, tmp_path):
     straight = Average()
-    run(callbacks=[straight])
-    whole = run.path.rename(tmp_path / "whole")
+    whole = run(callbacks=[straight]).rename(tmp_path / "whole")
     run(callbacks=[Average(stop_at=2)])
     resumed = Average()
     run(callbacks=[resumed])
