@@ -65,16 +65,3 @@ def test_a_text_to_score_is_given_no_setting_of_a_corpus(folder):
 def test_char_has_no_end_of_text_to_put_between_records():
     with pytest.raises(UserFault, match="would run into each other"):
         minigpt.compose(["data=text", "data.source=names.txt", "tokenizer=char", "data.separator=\\n"])
-
-
-@pytest.mark.parametrize(
-    ("encoding", "text"),
-    [
-        ("cp1255", "לא ניתן לפתוח את הקובץ. המסמך נשמר בהצלחה, אבל התיקייה אינה קיימת\n"),
-        ("cp1253", "Δεν είναι δυνατό το άνοιγμα του αρχείου. Το έγγραφο αποθηκεύτηκε επιτυχώς\n"),
-    ],
-)
-def test_the_encoding_of_a_text_is_guessed(folder, encoding, text):
-    (folder / "novel.txt").write_bytes((text * 40).encode(encoding))
-    with pytest.raises(UserFault, match=f"data.encoding={encoding}, "):
-        made("novel.txt", "bpe")

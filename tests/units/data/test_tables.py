@@ -69,6 +69,8 @@ def test_a_column_that_is_missing_is_named_and_a_table_without_a_text_is_plain(f
         ("从前有座山，山里有座庙，庙里有个老和尚在讲故事。\n", "gb18030"),
         ("Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему.\n", "cp1251"),
         ("Plain words in a Windows file.\n", "utf-16"),
+        ("לא ניתן לפתוח את הקובץ. המסמך נשמר בהצלחה, אבל התיקייה אינה קיימת\n", "cp1255"),
+        ("Δεν είναι δυνατό το άνοιγμα του αρχείου. Το έγγραφο αποθηκεύτηκε επιτυχώς\n", "cp1253"),
     ],
 )
 def test_the_encoding_of_a_text_that_is_not_utf8_is_named(folder, text, encoding):
