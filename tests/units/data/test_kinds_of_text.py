@@ -11,9 +11,6 @@ from minigpt.data.text import read_text
 from minigpt.faults import UserFault
 from tests.promises.test_text_in import made
 
-SMALL = ["model.n_layer=1", "model.n_head=1", "model.n_embd=8", "model.block_size=8", "batch_tokens=32"]
-SMALL += ["trainer.max_steps=2"]
-
 
 @pytest.mark.parametrize(
     ("name", "text", "form"),
@@ -22,13 +19,12 @@ SMALL += ["trainer.max_steps=2"]
         ("posts.csv", "id,body\n" + "".join(f"{number},post{number}\n" for number in range(99)), "data.key=body"),
     ],
 )
-def test_evaluate_reads_a_file_as_the_run_did(tmp_path, name, text, form):
+def test_evaluate_reads_a_file_as_the_run_did(run, tmp_path, name, text, form):
     (tmp_path / name).write_text(text)
-    where = [f"data.source={tmp_path / name}", f"data.dir={tmp_path}", f"run.dir={tmp_path / 'run'}"]
-    minigpt.train(["data=text", "tokenizer=byte", form, *where, *SMALL])
+    path = run(f"data.source={tmp_path / name}", form, "trainer.max_steps=2")
     for typed in ([], [form]):
         figures = tmp_path / f"{len(typed)}.json"
-        cli._dispatch(["evaluate", str(tmp_path / "run"), f"file={tmp_path / name}", f"json={figures}", *typed])
+        cli._dispatch(["evaluate", str(path), f"file={tmp_path / name}", f"json={figures}", *typed])
     assert json.loads((tmp_path / "0.json").read_text()) == json.loads((tmp_path / "1.json").read_text())
 
 
