@@ -12,39 +12,16 @@ from minigpt.evaluation.questions import encode_pair, judge, read_questions, sco
 lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("datasets")
 
-CHOICE = """
-task: our_choice
-dataset_path: json
-dataset_kwargs: {data_files: FILE}
-output_type: multiple_choice
-test_split: train
-doc_to_text: "{{context}}"
-doc_to_choice: choices
-doc_to_target: answer
-target_delimiter: ""
-metric_list: [{metric: acc}, {metric: acc_norm}]
-"""
-TEXT = """
-task: our_text
-dataset_path: json
-dataset_kwargs: {data_files: FILE}
-output_type: loglikelihood_rolling
-test_split: train
-doc_to_text: ""
-doc_to_target: "{{context}}"
-metric_list: [{metric: bits_per_byte}]
-"""
-WRITE = """
-task: our_writing
-dataset_path: json
-dataset_kwargs: {data_files: FILE}
-output_type: generate_until
-test_split: train
-doc_to_text: "{{context}}"
-doc_to_target: "x"
-generation_kwargs: {until: ["o"], max_gen_toks: 5}
-metric_list: [{metric: exact_match}]
-"""
+# Each is written as JSON, which is YAML.
+SHARED = {"dataset_path": "json", "test_split": "train"}
+CHOICE = {"output_type": "multiple_choice", "doc_to_text": "{{context}}", "doc_to_choice": "choices"}
+CHOICE |= {"doc_to_target": "answer", "target_delimiter": ""}
+CHOICE |= {"metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+TEXT = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{context}}"}
+TEXT |= {"metric_list": [{"metric": "bits_per_byte"}]}
+WRITE = {"output_type": "generate_until", "doc_to_text": "{{context}}", "doc_to_target": "x"}
+WRITE |= {"generation_kwargs": {"until": ["o"], "max_gen_toks": 5}, "metric_list": [{"metric": "exact_match"}]}
+TASKS = {"our_choice": CHOICE, "our_text": TEXT, "our_writing": WRITE}
 
 
 @pytest.fixture
@@ -59,9 +36,9 @@ def place(tmp_path, run, monkeypatch):
     records = [{"context": f"a {words[n % 5]}", "choices": choices[n], "answer": n % 3} for n in range(24)]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "tasks").mkdir()
-    for name, task in (("choice", CHOICE), ("text", TEXT), ("write", WRITE)):
-        content = task.replace("FILE", str(tmp_path / "questions.jsonl")).lstrip()
-        (tmp_path / "tasks" / f"{name}.yaml").write_text(content)
+    for name, task in TASKS.items():
+        file = {"dataset_kwargs": {"data_files": str(tmp_path / "questions.jsonl")}}
+        (tmp_path / "tasks" / f"{name}.yaml").write_text(json.dumps({"task": name, **SHARED, **file, **task}))
     return tmp_path
 
 
@@ -71,9 +48,10 @@ def test_local_tasks_give_our_figures(place):
     from minigpt.evaluation.lm_eval import MiniGPT
 
     manager = TaskManager(include_path=str(place / "tasks"), include_defaults=False)
-    tasks = ["our_choice", "our_text", "our_writing"]
     model = MiniGPT(str(place / "run"), device="cpu")
-    done = lm_eval.simple_evaluate(model=model, tasks=tasks, task_manager=manager, bootstrap_iters=0, log_samples=True)
+    done = lm_eval.simple_evaluate(
+        model=model, tasks=[*TASKS], task_manager=manager, bootstrap_iters=0, log_samples=True
+    )
     gpt = minigpt.load(place / "run")
 
     questions = read_questions(place / "questions.jsonl")
