@@ -8,12 +8,19 @@ import torch
 import minigpt
 from minigpt.config.compose import compose
 from minigpt.export import export
+from minigpt.formats.tokenizer_json import read_tokenizer
 from minigpt.sampling.conversation import turn_of
 from tests.promises.test_models_in_and_out import SHAPES
-from tests.units.formats.reference import CONFIGS, logits, write_folder
+from tests.units.formats.reference import CHAT_TEMPLATES, CONFIGS, logits, write_chat_tokenizer, write_folder
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-extras")
 TOKENS = torch.tensor([[5, 100, 0, 7, 7, 63, 64, 3, 99, 12, 50, 2, 2, 81, 40, 33, 71, 18, 9, 1, 77, 90, 25]])
+MESSAGES = [
+    {"role": "system", "content": " be  brief\n"},
+    {"role": "user", "content": "wöuld chuck {{ 1 }}"},
+    {"role": "assistant", "content": "how much "},
+    {"role": "user", "content": "wood\n"},
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -54,16 +61,21 @@ def test_the_chat_template_gives_the_tokens_that_we_read(run, tmp_path):
     (run.folder / "text.txt").with_suffix(".jsonl").write_text("\n".join(rows))
     run(*SHAPES["qwen3"], "data=chat", f"data.source={run.folder / 'text.jsonl'}", "trainer.max_steps=1")
     export(compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'out'}"]), lambda line: None)
-    messages = [
-        {"role": "system", "content": "be  brief\n"},
-        {"role": "user", "content": "hello é"},
-        {"role": "assistant", "content": "hi "},
-        {"role": "user", "content": "{{ 1 }}"},
-    ]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert theirs == turn_of(minigpt.load(run.path).tokenizer, messages).tokens
+    theirs = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert theirs == turn_of(minigpt.load(run.path).tokenizer, MESSAGES).tokens
     assert tokenizer.eos_token == "<|end|>"
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+@pytest.mark.parametrize("name", CHAT_TEMPLATES)
+def test_messages_for_another_programs_model_become_the_tokens_of_its_own_template(tmp_path, name, as_file):
+    path = write_chat_tokenizer(tmp_path, CHAT_TEMPLATES[name], as_file=as_file)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for talk in (MESSAGES, MESSAGES[1:2]):
+        turn = turn_of(read_tokenizer(path), talk)
+        assert turn.tokens == theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
+        assert {7, theirs.convert_tokens_to_ids("<|im_end|>")} < turn.ends
 
 
 def test_what_transformers_saved_is_read(tmp_path):
