@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,12 @@ def printed(work: Callable[[], Any]) -> tuple[Any, list[str]]:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         result = work()
     return result, out.getvalue().splitlines()
+
+
+def running(session: int) -> list[str]:
+    """The processes of a session that are not zombies."""
+    ps = subprocess.run(["ps", "-o", "stat=,pid=,comm=", "-g", str(session)], capture_output=True, text=True)
+    return [line for line in ps.stdout.splitlines() if line[0] != "Z"]
 
 
 class TinyRun:

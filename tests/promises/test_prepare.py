@@ -19,7 +19,7 @@ from minigpt.data.preparing.prepare import prepare
 from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import StorageFailure, UserFault
-from tests.conftest import printed
+from tests.conftest import printed, running
 
 WORDS = [f"wörd{number * number}" for number in range(4500)]
 
@@ -102,14 +102,6 @@ prepare.prepare(data, TokenizerConfig("bpe", 300), work=WorkConfig(2))
 """  # without `if __name__ == "__main__"`, as people write scripts
 
 
-def running(group: int) -> list[str]:
-    """The processes of a session that are not zombies."""
-    files = (path for path in Path("/proc").glob("[0-9]*/stat") if path.exists())
-    stats = [path.read_text().rpartition(") ")[2].split() for path in files]
-    return [fields for fields in stats if int(fields[3]) == group and fields[0] != "Z"]
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to find the workers")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_or_interrupted_no_worker_stays_and_the_same_command_ends_with_the_same_bytes(texts, number):
     wanted = files(made("mixed", "whole").folder)

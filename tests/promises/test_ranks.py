@@ -16,6 +16,7 @@ from minigpt.faults import STOPPED
 from minigpt.invocation import PARENT
 from minigpt.ranks.signals import CTRL_C
 from minigpt.rundir.rows import TIMINGS
+from tests.conftest import running
 
 MINIGPT = [sys.executable, "-m", "minigpt"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minigpt"]
@@ -51,12 +52,7 @@ class Trial:
     def end(self) -> int:
         """The exit code. Nothing of its session is left."""
         code = self.process.wait()
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            assert fields[0] == "Z" or int(fields[3]) != self.process.pid, f"{folder} is left\n{self.said}"
+        assert running(self.process.pid) == [], self.said
         return code
 
     @property

@@ -18,6 +18,7 @@ from minigpt.invocation import LAUNCHED, PARENT, Launched, launched
 from minigpt.ranks.group import joined
 from minigpt.ranks.launch import check_world_size
 from minigpt.ranks.signals import Signals
+from tests.conftest import running
 
 # Two ranks, without torch: each does what it is told, or waits for a signal and writes its name to a file.
 SCRIPT = """
@@ -60,8 +61,7 @@ def start(tmp_path):
 
     yield begin
     for process in started:
-        ps = ["ps", "-o", "stat=", "-g", str(process.pid)]
-        while {state[0] for state in subprocess.run(ps, capture_output=True, text=True).stdout.split()} - {"Z"}:
+        while running(process.pid):
             time.sleep(0.05)  # until pytest's time limit: all ranks end
 
 
