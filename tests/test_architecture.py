@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -283,12 +282,3 @@ def test_the_picture_of_the_house_is_true():
     assert sorted((rooms | top) - set(re.findall(r"\w+", picture))) == []
     existing = {file.name for top in ("minigpt", "scripts", "docs", "tests") for file in (ROOT / top).rglob("*.py")}
     assert sorted(set(re.findall(r"\b\w+\.py\b", picture)) - existing) == []
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.name)
-def test_a_benchmark_imports_what_is_there(file):
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("minigpt"):
-            module = importlib.import_module(node.module)
-            names = [name.name for name in node.names if f"{node.module}.{name.name}" not in MODULES]
-            assert not [name for name in names if not hasattr(module, name)]

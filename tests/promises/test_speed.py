@@ -61,7 +61,7 @@ def test_a_job_of_peers_prepares_the_text_and_chooses_as_a_training_does(tmp_pat
     assert (choices["micro_batch"], choices["threads"]) == (4, 1)
 
 
-@pytest.mark.parametrize("name", ["peers", "scaling", "serving"])
+@pytest.mark.parametrize("name", ["fit_law", "peers", "scaling", "serving"])
 def test_the_scripts_of_benchmarks_start(name, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     if hasattr(module, "main") and name != "serving":
