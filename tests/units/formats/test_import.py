@@ -20,6 +20,7 @@ from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 from minigpt.formats.tokenizer_json import tokenizer_json
 from minigpt.model.gpt import GPT
+from tests.promises.test_safe import Payload
 from tests.promises.test_tokenizers import MARKED_BPE, MARKS
 from tests.units.formats.reference import CONFIGS, LLAMA, learned, logits, write_folder
 
@@ -208,17 +209,12 @@ def test_nanogpts_checkpoint_gives_its_logits_and_its_text(tmp_path, bias, compi
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_a_pickle_is_read_and_never_run(tmp_path, protocol):
     marker = tmp_path / "ran"
-
-    class Payload:
-        def __reduce__(self):
-            return Path.touch, (marker,)
-
     write_nanogpt(tmp_path / "ckpt.pt")
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": {0: "a"}, "more": Payload()}, protocol))
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": {0: "a"}, "more": Payload(marker)}, protocol))
     with pytest.raises(UserFault, match=r"is not nanoGPT's meta\.pkl"):
         minigpt.load(tmp_path / "ckpt.pt").tokenizer.encode("a")
     content = torch.load(tmp_path / "ckpt.pt", weights_only=True)
-    torch.save(content | {"config": Payload()}, tmp_path / "ckpt.pt")
+    torch.save(content | {"config": Payload(marker)}, tmp_path / "ckpt.pt")
     with pytest.raises(UserFault, match=r"is not nanoGPT's ckpt\.pt"):
         minigpt.load(tmp_path / "ckpt.pt")
     assert not marker.exists()
