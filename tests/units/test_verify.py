@@ -13,6 +13,7 @@ from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.faults import StoppedEarly, UserFault
 from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.verify import compare_runs, last_checkpoint, verify_resume
+from tests.promises.test_checkpoint import flip_a_bit
 
 # Stands for scripts/train.py: 40 steps, a checkpoint every 2; "inexact" lets what came before a kill show.
 TRAINING = """
@@ -67,12 +68,6 @@ def test_every_difference_but_of_timings_is_seen(run, tmp_path):
     (same / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert compare_runs(one, same)[1] == []
 
-    def change_bit(copy):
-        path = last_checkpoint(copy) / "optimizer.safetensors"
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-
     def change_row(copy):
         rows[2]["train/loss"] += 1e-9
         (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -81,7 +76,7 @@ def test_every_difference_but_of_timings_is_seen(run, tmp_path):
         cut_rows_after(copy / "metrics.jsonl", rows[0]["step"])
 
     changes = {
-        "optimizer.safetensors": change_bit,
+        "optimizer.safetensors": lambda copy: flip_a_bit(last_checkpoint(copy) / "optimizer.safetensors"),
         "state.json": lambda copy: (last_checkpoint(copy) / "state.json").unlink(),
         f"metrics.jsonl ({len(rows)} and {len(rows)} rows), step {rows[2]['step']}: train/loss": change_row,
         f"metrics.jsonl ({len(rows)} and 1 rows), step {rows[1]['step']}: ": cut_rows,
