@@ -15,6 +15,7 @@ from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups
 from minigpt.faults import UserFault
 from minigpt.sweep.settings import read_grid
+from tests.promises.test_settings import fault_of
 
 NEEDED = {  # what a command can't do without
     "sample": ["checkpoint=."],
@@ -32,13 +33,6 @@ NEEDED = {  # what a command can't do without
 def _elsewhere(folder, monkeypatch: pytest.MonkeyPatch):
     """Each test in an empty folder, as if every extra were installed."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-
-
-def fault_of(command: str, *arguments: str) -> str:
-    with pytest.raises(UserFault) as caught:
-        compose(command, list(arguments))
-    (fault,) = caught.value.faults
-    return fault
 
 
 @pytest.mark.parametrize("command", CLASSES)
