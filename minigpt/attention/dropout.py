@@ -2,9 +2,8 @@
 
 import numpy as np
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 STEPS = 2**16  # a value is kept or dropped by 16 random bits: p is met to within 1 / 2^17
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn as nn
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.attention.constants import angles_from_zero, kept_causal_mask
 from minigpt.attention.dropout import dropout

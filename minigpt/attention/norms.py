@@ -1,9 +1,8 @@
 """Root mean square norm: a layer norm that does not subtract the mean."""
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.attention.cpu_norm import RMSNormOnCPU, nothing_is_rounded
 

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn as nn
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @contextmanager

@@ -15,8 +15,7 @@ Source: Olsson et al. 2022, "In-context Learning and Induction Heads"; these wei
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn as nn
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.attention.rotary import angles, turn
 

@@ -14,9 +14,8 @@ from itertools import groupby
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.config.schema import AdapterConfig
 from minigpt.model.gpt import GPT

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.model.parts import local, rows_of
 

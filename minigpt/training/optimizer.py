@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.attention.layers import CausalSelfAttention
 from minigpt.config.schema import OptimizerConfig, ScheduleConfig

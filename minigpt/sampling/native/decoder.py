@@ -7,9 +7,8 @@ cache.
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT, qk_norm_of
