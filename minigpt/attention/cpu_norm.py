@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def nothing_is_rounded(x: Tensor, weight: Tensor) -> bool:
@@ -36,7 +35,7 @@ class RMSNormOnCPU(torch.autograd.Function):
         return (weight * y).to(x.dtype)
 
     @staticmethod
-    @once_differentiable
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, r, *rounded = ctx.saved_tensors
         weight_learns = ctx.needs_input_grad[1]

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.machine.choices import Choices
@@ -20,15 +19,15 @@ from minigpt.model.gpt import GPT
 from minigpt.model.parts import held_rows, local
 
 
-def make_mesh(trainer: TrainerConfig, device: str) -> DeviceMesh:
+def make_mesh(trainer: TrainerConfig, device: str) -> dist.DeviceMesh:
     """Return the processes, by the copy of the weights and the part of it that each holds. All of them call this."""
     parts = shard_count(trainer)
     copies = [trainer.nodes * trainer.devices // parts] if trainer.strategy == "hsdp" else []
     names = ("copy", "part")[1 - len(copies) :]
-    return init_device_mesh(device, (*copies, parts), mesh_dim_names=names)
+    return dist.init_device_mesh(device, (*copies, parts), mesh_dim_names=names)
 
 
-def shard(gpt: GPT, mesh: DeviceMesh, config: TrainConfig, choices: Choices) -> None:
+def shard(gpt: GPT, mesh: dist.DeviceMesh, config: TrainConfig, choices: Choices) -> None:
     """Shard the model in place with FSDP2: each block, then the rest. Rank 0 has the weights and sends them.
 
     Each block is compiled on its own, so that its gradients are sent while those of the previous block are computed.

@@ -9,8 +9,7 @@ that leaves.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 FIRST_COLUMNS = 256
 
@@ -38,7 +37,7 @@ class KVCache:
         held = self.keys.shape[3]
         if columns > held:
             more = (0, 0, 0, min(self.block_size, max(columns, 2 * held)) - held)
-            self.keys, self.values = functional.pad(self.keys, more), functional.pad(self.values, more)
+            self.keys, self.values = nn.functional.pad(self.keys, more), nn.functional.pad(self.values, more)
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Set how many columns each row uses, to trim rows or after a padded read."""

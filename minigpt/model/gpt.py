@@ -17,8 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
 
 from minigpt.attention.dropout import Dropout
 from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, Angles, Mask, Store
@@ -246,7 +244,7 @@ class GPT(nn.Module):
         x = self.dropout(x)
         for layer, block in enumerate(self.blocks):
             if self.config.checkpoint_activations and self.training and cache is None:
-                x = checkpoint(block, x, hiding, None, turns, use_reentrant=False)
+                x = torch.utils.checkpoint.checkpoint(block, x, hiding, None, turns, use_reentrant=False)
             else:
                 x = block(x, hiding, None if cache is None else partial(cache.append, layer), turns)
         if cache is not None:
@@ -265,7 +263,7 @@ def empty_gpt(config: ModelConfig, vocab_size: int, *, kernel: str = "fused", de
     return gpt
 
 
-class _Unfilled(TorchFunctionMode):
+class _Unfilled(torch.overrides.TorchFunctionMode):
     """Skips the functions of torch.nn.init: on the meta device they would import torch's compiler, which takes 1 s."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

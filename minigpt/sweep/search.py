@@ -10,8 +10,6 @@ import zlib
 from collections.abc import Sequence
 
 import optuna
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, create_trial
 
@@ -82,8 +80,8 @@ def open_study(sweep: Sweep) -> optuna.Study:
         first, trainer = sweep.mark_tokens, sweep.config.trainer
         last = max(first, trainer.max_tokens or (trainer.max_steps or 0) * sweep.config.batch_tokens)
         pruner = optuna.pruners.HyperbandPruner(first, last, search.reduction_factor)
-    storage, name = JournalStorage(JournalFileBackend(str(journal))), sweep.folder.resolve().name
-    options = {"study_name": name, "sampler": RandomSampler(), "pruner": pruner, "load_if_exists": True}
+    storage, name = optuna.storages.JournalStorage(JournalFileBackend(str(journal))), sweep.folder.resolve().name
+    options = {"study_name": name, "sampler": optuna.samplers.RandomSampler(), "pruner": pruner, "load_if_exists": True}
     return optuna.create_study(storage=storage, **options)  # type: ignore[arg-type]
 
 
@@ -96,9 +94,9 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
     if search.sampler == "grid":
         return next(itertools.islice(points(space), number, None))
     trial_seed = zlib.crc32(f"{seed}/{number}".encode())
-    sampler: BaseSampler = RandomSampler(trial_seed)
+    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(trial_seed)
     if search.sampler == "tpe" and sum(trial.state in (COMPLETE, PRUNED) for trial in trials) >= search.startup_trials:
-        sampler = TPESampler(seed=trial_seed, multivariate=True, constant_liar=True, n_startup_trials=0)
+        sampler = optuna.samplers.TPESampler(seed=trial_seed, multivariate=True, constant_liar=True, n_startup_trials=0)
     study = optuna.create_study(sampler=sampler)  # in memory, so that the storage gets the rounded values in one write
     study.add_trials([trial for trial in trials if trial.state != FAILED])
     point = study.ask(dict(space)).params

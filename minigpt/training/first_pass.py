@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
@@ -64,7 +63,7 @@ def first_pass(gpt: GPT, job: TrainingJob, choices: Choices) -> tuple[Choices, L
         if dist.is_initialized():
             # Compiled here, the backward pass is cut where DDP's buckets end, so that gradients are sent before its
             # end. The constructor is a collective: its errors are not the compiler's.
-            cuts = DistributedDataParallel(gpt)._inside_ddp_forward()  # type: ignore[no-untyped-call]
+            cuts = torch.nn.parallel.DistributedDataParallel(gpt)._inside_ddp_forward()  # type: ignore[no-untyped-call]
     sequences, fits = choices.micro_batch * choices.accumulate, False
     while not fits:
         try:

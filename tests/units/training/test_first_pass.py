@@ -84,7 +84,7 @@ def test_an_error_of_the_group_is_not_taken_for_one_of_the_compiler(monkeypatch)
         raise RuntimeError("NCCL error: remote process exited")
 
     monkeypatch.setattr(module.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(module, "DistributedDataParallel", lost)
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", lost)
     with pytest.raises(RuntimeError, match="NCCL error"):
         pass_with(monkeypatch, limited(12, []))
 
