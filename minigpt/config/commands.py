@@ -3,17 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from minigpt.config.schema import (
-    BadBytes,
-    Device,
-    ModelRef,
-    PrepareConfig,
-    SampleConfig,
-    SweepConfig,
-    TrainConfig,
-    Which,
-    Writer,
-)
+from minigpt.config import schema
 from minigpt.config.setting import setting
 
 
@@ -31,13 +21,13 @@ class CompareConfig:
     """
 
     runs: list[str] = setting([], "runs or checkpoints, and `vs`", "watch", literal=True, words=True, required=True)
-    which: Which = setting("best", "which checkpoint of a run", "watch")
-    device: Device = setting("auto", "where to compute", "machine")
+    which: schema.Which = setting("best", "which checkpoint of a run", "watch")
+    device: schema.Device = setting("auto", "where to compute", "machine")
     data_dir: str | None = setting(None, "prepared tokens, if elsewhere", "watch", key="data.dir", folder=True)
 
 
 @dataclass
-class ExportConfig(ModelRef):
+class ExportConfig(schema.ModelRef):
     """Write a model for other programs, read it back, and print the proof that it is the same model.
 
     Examples:
@@ -51,7 +41,7 @@ class ExportConfig(ModelRef):
 
 
 @dataclass
-class EvaluateConfig(ModelRef):
+class EvaluateConfig(schema.ModelRef):
     """Score texts and questions with a trained GPT.
 
     Of a text: nats per token, bits per byte, perplexity per token and per word, accuracy, over the
@@ -69,9 +59,9 @@ class EvaluateConfig(ModelRef):
     json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
     per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)
     stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
-    device: Device = setting("auto", "where to compute", "machine")
+    device: schema.Device = setting("auto", "where to compute", "machine")
     encoding: str = setting("utf-8", "encoding of the files", "watch", key="data.encoding")
-    errors: BadBytes = setting("strict", "for bytes not valid in it", "watch", key="data.errors")
+    errors: schema.BadBytes = setting("strict", "for bytes not valid in it", "watch", key="data.errors")
     separator: str | None = setting(
         None, "between documents of a text; default: the run's", "watch", key="data.separator", literal=True
     )
@@ -105,7 +95,7 @@ class ReportConfig:
 
 
 @dataclass
-class VerifyResumeConfig(TrainConfig):
+class VerifyResumeConfig(schema.TrainConfig):
     """Prove on this machine that a killed run ends with the same bytes.
 
     Takes the settings of `train`, too.
@@ -134,7 +124,7 @@ class JobConfig:
 
 
 @dataclass
-class SlurmConfig(TrainConfig):
+class SlurmConfig(schema.TrainConfig):
     """Write the script that submits a training to SLURM. Takes the settings of `train`, too.
 
     Before its time limit, or when it is preempted, the job saves and is queued again; `scancel` ends
@@ -150,7 +140,7 @@ class SlurmConfig(TrainConfig):
 
 
 @dataclass
-class PlanConfig(TrainConfig):
+class PlanConfig(schema.TrainConfig):
     """Estimate the memory of a training on each device: whether it fits. Takes the settings of `train`.
 
     Nothing is trained, and no text is needed. With budget=, forecast the result of each of these times
@@ -169,7 +159,7 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
-class ServeConfig(Writer):
+class ServeConfig(schema.Writer):
     """Serve models over HTTP with OpenAI's protocol, and a page to try them.
 
     Examples:
@@ -181,7 +171,7 @@ class ServeConfig(Writer):
 
     checkpoint: list[str] = setting([], "run or checkpoint; repeatable", "watch", model=True, required=True, words=True)
     adapter: list[str] = setting([], "adapter of one of them; repeatable", "watch", model=True)
-    which: Which = setting("best", "which checkpoint of a run", "watch")
+    which: schema.Which = setting("best", "which checkpoint of a run", "watch")
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
     port: int = setting(8000, "0 = any free port", "watch", low=0, high=65535)
     token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", file=True)
@@ -195,7 +185,7 @@ class ServeConfig(Writer):
 
 
 @dataclass
-class ChatConfig(Writer, ModelRef):
+class ChatConfig(schema.Writer, schema.ModelRef):
     """Talk with a trained GPT at the terminal: type a message, /help lists the commands.
 
     Examples:
@@ -214,7 +204,7 @@ class ChatConfig(Writer, ModelRef):
 
 
 @dataclass
-class LookConfig(ModelRef):
+class LookConfig(schema.ModelRef):
     """Write a page that shows the tokens of a text and the attention to them, as one file.
 
     Examples:
@@ -228,7 +218,7 @@ class LookConfig(ModelRef):
 
 
 @dataclass
-class BenchmarkConfig(TrainConfig):
+class BenchmarkConfig(schema.TrainConfig):
     """Measure minigpt's speed on this machine. Takes the settings of `train`, too.
 
     The text is made on the spot (data=, tokenizer= and experiment= are refused); steps= sets the
@@ -249,10 +239,10 @@ class BenchmarkConfig(TrainConfig):
 
 
 CLASSES: dict[str, type] = {  # of each command
-    "train": TrainConfig,
-    "prepare": PrepareConfig,
-    "sample": SampleConfig,
-    "sweep": SweepConfig,
+    "train": schema.TrainConfig,
+    "prepare": schema.PrepareConfig,
+    "sample": schema.SampleConfig,
+    "sweep": schema.SweepConfig,
     "compare": CompareConfig,
     "evaluate": EvaluateConfig,
     "report": ReportConfig,
