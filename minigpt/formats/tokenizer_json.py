@@ -16,23 +16,10 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.imported_models import kind_of_tokenizer
 
-# The form of minigpt/data/chat/roles.py as a Jinja template, which Hugging Face and llama.cpp read.
-TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'developer', 'user', 'assistant'] %}"
-    "{{ raise_exception('the roles are system, user and assistant') }}{% endif %}"
-    "{% if message['content'] is not string %}{{ raise_exception('the content of a message is one text') }}{% endif %}"
-    "{{ '<|' + ('system' if message['role'] == 'developer' else message['role']) + '|>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
-# The same as a Go template, which Ollama reads. If the last message is an answer, the model continues it.
-GO_TEMPLATE = (
-    "{{ range $i, $_ := .Messages }}{{ $last := eq (len (slice $.Messages $i)) 1 }}"
-    '{{ if eq .Role "system" "developer" }}<|system|>{{ .Content }}{{ else if eq .Role "user" }}<|user|>{{ .Content }}'
-    '{{ else if eq .Role "assistant" }}<|assistant|>{{ .Content }}{{ if not $last }}<|end|>{{ end }}{{ end }}'
-    '{{ if and $last (ne .Role "assistant") }}<|assistant|>{{ end }}{{ end }}'
-)
+# The form of minigpt/data/chat/roles.py as a Jinja template, which Hugging Face and llama.cpp read, and as a Go one,
+# which Ollama reads (if the last message is an answer, the model continues it). Lines are joined: no line end is text.
+_FILES = (Path(__file__).with_suffix(end) for end in (".jinja", ".tmpl"))
+TEMPLATE, GO_TEMPLATE = ("".join(file.read_text(encoding="utf-8").splitlines()) for file in _FILES)
 BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.items()}
 
 
