@@ -33,23 +33,9 @@ PARTS = ("test", "val", *["train"] * 8)  # by tenths of the hash
 _ONSETS = "b c d f g h j k l m n p q r s t v w x y z bl br ch cl cr dr fl fr gl gr pl pr sh sl sp st sw th tr".split()  # noqa: SIM905
 _VOWELS = "a e i o u a e i o u ai ea ee oo ou y".split()  # noqa: SIM905
 _CODAS = ["", "", "", *"b d f g k l m n p r s t w x z ck ll nd ng nt ss st".split()]  # noqa: SIM905
-_TALK = {
-    "hello, i am {}": "hello {}, nice to meet you",
-    "my name is {}": "hi {}, what can i do for you?",
-    "do you like {}": "i have never tried {}",
-    "where is {}": "i do not know where {} is",
-    "i come from {}": "is it warm in {}?",
-    "say thanks to {}": "thank you, {}!",
-    "goodbye, {} is waiting": "goodbye, and greet {}",
-}
-_ALWAYS = {  # asked in training only: they hold no word that another part could ask about
-    "hi": "hello! what can i do for you?",
-    "hello": "hello! what can i do for you?",
-    "who are you": "i am a small model. i spell, reverse, count, add, sort and repeat",
-    "what can you do": "try: spell planet, reverse planet, how many e in planet, 78 + 345, sort 52 17 90 33",
-    "thanks": "you are welcome",
-    "bye": "goodbye!",
-}
+# Questions and answers of small talk. Those that always are the same are asked in training only: they hold no word that
+# another part could ask about.
+_TALK, _ALWAYS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")).values()
 
 REMEMBERED = 0.08  # of the training conversations that end with a question about their beginning
 
