@@ -1,5 +1,6 @@
 """Masks: who may attend to whom. Boolean, True = may attend, broadcastable to (B, H, T, S)."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -87,8 +88,5 @@ def document_mask(positions: Tensor) -> Tensor:
 
 def combine_masks(*masks: Tensor | None) -> Tensor | None:
     """Return the logical and of masks. None means no constraint; all None gives None."""
-    combined = None
-    for mask in masks:
-        if mask is not None:
-            combined = mask if combined is None else combined & mask
-    return combined
+    given = [mask for mask in masks if mask is not None]
+    return functools.reduce(torch.logical_and, given) if given else None
