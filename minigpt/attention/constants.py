@@ -20,15 +20,12 @@ Made = TypeVar("Made")
 
 def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
     """Cache what `make` returns for its eight latest arguments; compiled code holds the result as a constant."""
-
-    @functools.lru_cache(maxsize=8)
-    def once(*facts: Any) -> Made:
-        with torch.inference_mode(False):  # it must serve training even if sampling made it first
-            return make(*facts)
+    # Not in inference mode: it must serve training even if sampling made it first.
+    once = functools.lru_cache(maxsize=8)(torch.inference_mode(False)(make))
 
     @functools.wraps(make)
-    def kept(*facts: Any) -> Made:
-        return once(*facts)
+    def kept(*facts: Any, **more: Any) -> Made:
+        return once(*facts, **more)
 
     # As torch.compiler.assume_constant_result does, but without importing the compiler: that takes a second.
     kept._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -42,10 +39,7 @@ def causal_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Ten
     return torch.zeros(T, S, device=device, dtype=dtype).masked_fill(~mask, -math.inf)
 
 
-@_kept
-def kept_causal_mask(T: int, S: int, device: torch.device) -> Tensor:
-    """Return `causal_mask(T, S)`, made once."""
-    return causal_mask(T, S, device=device)
+kept_causal_mask = _kept(causal_mask)
 
 
 @_kept

@@ -70,7 +70,7 @@ def _narrowed(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
     """Combine the causal and the given mask. The T queries are the last of S, so a single query sees all keys."""
     T, S = q.shape[-2], k.shape[-2]
     mask = document_mask(mask.positions) if isinstance(mask, Documents) else mask
-    return combine_masks(kept_causal_mask(T, S, q.device) if T > 1 else None, mask)
+    return combine_masks(kept_causal_mask(T, S, device=q.device) if T > 1 else None, mask)
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> Tensor:
