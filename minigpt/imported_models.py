@@ -42,14 +42,8 @@ _LLAMA = {
     "rms_norm_eps": ("norm_eps", 1e-6),
     "tie_word_embeddings": ("tied", False),
 }
-_QWEN2 = _LLAMA | {
-    "num_key_value_heads": ("n_kv_head", 32),
-    "intermediate_size": ("n_hidden", 22016),
-    "max_position_embeddings": ("block_size", 32768),
-}
-_QWEN3 = _QWEN2 | {"head_dim": ("head_dim", 128)}
-FIELDS: dict[str, dict[str, tuple[str, Any]]] = {"gpt2": _GPT2, "llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
-VOCAB_SIZES = {"gpt2": 50257, "llama": 32000, "qwen2": 151936, "qwen3": 151936}
+FIELDS: dict[str, dict[str, tuple[str, Any]]]
+FIELDS = {"gpt2": _GPT2} | dict.fromkeys(("llama", "qwen2", "qwen3"), _LLAMA)  # whose files state what differs
 # What a whole family has in common.
 SHAPES: dict[str, dict[str, Any]] = {"gpt2": {"bias": True}} | {
     family: {"norm": "rmsnorm", "attention": "rotary", "qk_norm": "rmsnorm" if family == "qwen3" else "none"}
@@ -132,7 +126,7 @@ def _settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], 
         model["bias"] = "qkv" if family == "qwen2" else "attention" if given.get("attention_bias") else "none"
         if given.get("mlp_bias") and family == "llama":
             model["bias"] = "all"  # without attention_bias the weights lack some
-    vocab_size = given.get("vocab_size", VOCAB_SIZES[family])
+    vocab_size = given.get("vocab_size")
     if type(vocab_size) is not int or not 0 < vocab_size < 1 << 31:
         raise UserFault(f"{origin}: vocab_size is {vocab_size!r}; wanted a number of tokens")
     return {f"model.{setting}": value for setting, value in model.items()}, vocab_size

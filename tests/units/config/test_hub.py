@@ -10,7 +10,7 @@ from minigpt.checkpoint.load import find_checkpoint
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 
-LLAMA = '{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}'
+LLAMA = '{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 99}'
 
 
 @pytest.fixture
