@@ -60,13 +60,10 @@ ROPE = {  # of rope_type llama3
     "original_max_position_embeddings": "rope_original_context",
 }
 # Fields that change what is computed, and the only value of each that minigpt computes. Other fields of these families
-# change no logit: transformers itself knows no more of them.
+# change no logit, or the names and shapes of weights, by which they are refused.
 CHECKED: dict[str, Any] = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "is_encoder_decoder": False,
-    "pruned_heads": {},
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
     "auto_map": None,
