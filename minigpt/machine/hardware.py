@@ -1,5 +1,6 @@
 """The machine: its device, what that can do, and how fast it is by its data sheet."""
 
+import csv
 import os
 import platform
 import re
@@ -25,24 +26,8 @@ class Card(NamedTuple):
     memory: float  # GB
 
 
-CARDS = {  # of variants with one name the fastest
-    r"B200|GB200": Card(2250.0, 80.0, 8.0, 180),
-    r"H100 NVL": Card(835.0, 60.0, 3.94, 94),
-    r"H100.*PCIe": Card(756.0, 51.0, 2.04, 80),
-    r"GH200": Card(989.4, 66.9, 4.9, 96),
-    r"H200": Card(989.4, 66.9, 4.8, 141),
-    r"H100": Card(989.4, 66.9, 3.36, 80),
-    r"A100": Card(312.0, 19.5, 2.04, 80),
-    r"A10G": Card(70.0, 31.5, 0.6, 24),
-    r"L40S": Card(362.0, 91.6, 0.864, 48),
-    r"L4\b": Card(121.0, 30.3, 0.3, 24),
-    r"V100": Card(125.0, 15.7, 0.9, 16),
-    r"T4\b": Card(65.0, 8.1, 0.32, 16),
-    r"RTX 5090": Card(209.5, 104.8, 1.79, 32),
-    r"RTX 4090": Card(165.2, 82.6, 1.01, 24),
-    r"RTX 3090$": Card(71.0, 35.6, 0.936, 24),
-    r"RTX A6000": Card(154.8, 38.7, 0.768, 48),
-}
+# A row for each name, as Card has its figures; of variants with one name the fastest. The first match counts.
+CARDS = [*csv.reader(Path(__file__).with_name("cards.csv").read_text(encoding="utf-8").splitlines())][1:]
 
 
 @dataclass(frozen=True)
@@ -110,7 +95,7 @@ def card_of(name: str) -> Card | None:
     """Return the data sheet of a GPU by its name, or None if it is not in the table."""
     if "Laptop" in name:  # a laptop's chip of the same name is another
         return None
-    return next((card for pattern, card in CARDS.items() if re.search(pattern, name)), None)
+    return next((Card(*map(float, figures)) for pattern, *figures in CARDS if re.search(pattern, name)), None)
 
 
 def peak_flops(hardware: Hardware, precision: str) -> float | None:

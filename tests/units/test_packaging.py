@@ -54,6 +54,7 @@ def test_a_wheel_holds_what_the_checkout_holds_and_finds_it(tmp_path):
     places = (
         *((kind, "minigpt", ".") for kind in ("*.py", "*.cpp", "*.js", "*.css", "*.html", "*.md", "*.jinja", "*.tmpl")),
         ("*.json", "minigpt", "."),
+        ("*.csv", "minigpt", "."),
         ("*.yaml", "configs", "configs"),
     )
     for kind, top, folder in ((kind, ROOT / top, folder) for kind, top, folder in places):
