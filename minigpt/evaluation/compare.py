@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minigpt.checkpoint.adapters import ADAPTER
-from minigpt.checkpoint.contents import MODEL
-from minigpt.checkpoint.folder import read_manifest
+from minigpt.checkpoint import adapters, contents, folder
 from minigpt.checkpoint.load import find_checkpoint, load_checkpoint, read_config
 from minigpt.config.commands import CompareConfig
 from minigpt.config.convert import settings, shown, values
@@ -88,8 +86,8 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
     if not (isinstance(prepared.train, TokenSplit) and isinstance(prepared.val, TokenSplit)):
         remedy = "minigpt evaluate checkpoint=RUN versus=RUN questions=FILE tells which answers better"
         raise UserFault(f"{path} has data={config.data.name}: such runs predict answers alone. {remedy}")
-    files = read_manifest(checkpoint)["files"]
-    weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
+    files = folder.read_manifest(checkpoint)["files"]
+    weights = " ".join(str(files[name]["sha256"]) for name in (contents.MODEL, adapters.ADAPTER) if name in files)
     splits = [part.summary["split"] for part in prepared.parts.values() or [prepared]]
     drawn = all(split.startswith("whole ") for split in splits)
     has_rows = named.with_name("metrics.jsonl").is_file() and Path(path).expanduser() != checkpoint

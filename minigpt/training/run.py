@@ -14,8 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
-from minigpt.checkpoint.folder import discard_from, latest_usable, read_manifest, remove_unfinished
+from minigpt.checkpoint import contents, folder
 from minigpt.config.convert import flatten, seconds_of, shown, to_dict
 from minigpt.config.run_names import Change, run_dir_of
 from minigpt.config.schema import TrainConfig
@@ -181,12 +180,12 @@ def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
     """Train in a locked run directory; go back to a checkpoint as often as the guard allows."""
     run = job.run
     if run.writes:
-        remove_unfinished(run.checkpoints)
+        folder.remove_unfinished(run.checkpoints)
     while True:
-        newest = latest_usable(run.checkpoints) if run.writes else None  # rank 0 verifies it for all ranks
+        newest = folder.latest_usable(run.checkpoints) if run.writes else None  # rank 0 verifies it for all ranks
         name = from_rank_zero(job, lambda: newest and newest.name)  # noqa: B023 - called at once
         checkpoint = run.checkpoints / name if name else None
-        manifest = read_manifest(checkpoint)["sha256"] if checkpoint else None
+        manifest = folder.read_manifest(checkpoint)["sha256"] if checkpoint else None
         job.processes.require_equal_on_all_ranks("a checkpoint", {"folder": name, "manifest": manifest})
         state = read_run_state(checkpoint)
         if limit := reached_limit(state, job.config):
@@ -263,7 +262,7 @@ def assemble(
     group = mesh.get_group("part") if mesh else None  # the processes that hold one copy of the weights
     optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision, group=group)
     if checkpoint is not None:
-        restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)
+        contents.restore_optimizer(contents.read_tensors(checkpoint / contents.OPTIMIZER), optimizer)
         restore_states(job.callbacks, checkpoint)
     return LanguageModel(gpt, job, choices, optimizer=optimizer, state=state, loss=loss), batches
 
@@ -321,7 +320,7 @@ def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:
     if run.writes:
         # In this order: if killed in between, the run meets the bad batches again. In the other order it would continue
         # from a checkpoint that was trained on them.
-        discard_from(run.checkpoints, first_step)
+        folder.discard_from(run.checkpoints, first_step)
         run.write_json("skipped_batches.json", [*skipped_batches, window])
     run.event("rolled_back", first_step=first_step, last_step=last_step, batches_passed_over=window)
     tell(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are left out from now on.")

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from minigpt.checkpoint import load
-from minigpt.checkpoint.adapters import read_adapter
-from minigpt.checkpoint.contents import MODEL, read_tensors
+from minigpt.checkpoint import adapters, contents, load
 from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.config.run_names import Change, differences
 from minigpt.config.schema import CONVERSATIONS, TrainConfig
@@ -118,7 +116,7 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
 def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepared: Prepared) -> None:
     """Load the weights of the run's checkpoint, or of `init.from`, which must have the same tokenizer as the data."""
     if checkpoint is not None:  # rank 0 has just verified it
-        load.load_weights(gpt, read_tensors(checkpoint / MODEL), str(checkpoint))
+        load.load_weights(gpt, contents.read_tensors(checkpoint / contents.MODEL), str(checkpoint))
         return
     source, tokenizer = config.init.source, prepared.tokenizer
     if source is None:
@@ -135,7 +133,7 @@ def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepare
             remedy = "Put its tokenizer.json (nanoGPT: meta.pkl) there, or type the one it has, like tokenizer=gpt2"
             wrong = f"it has no tokenizer, and its weights do not know the tokens of tokenizer={tokenizer.name}"
             raise UserFault(f"init.from={source}: {wrong}. {remedy}")
-    weights = read_imported_weights(origin) if is_imported(origin) else load.read_tensors(origin, MODEL)
+    weights = read_imported_weights(origin) if is_imported(origin) else load.read_tensors(origin, contents.MODEL)
     load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known.vocab_size if known else None), str(origin))
     if not is_imported(origin):
         load.merge_own_adapter(gpt, origin)
@@ -164,7 +162,7 @@ def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None, token
     if config.adapter.name == "none":
         return
     if checkpoint is not None:
-        saved = read_adapter(lambda name: checkpoint / name, gpt, str(checkpoint))
+        saved = adapters.read_adapter(lambda name: checkpoint / name, gpt, str(checkpoint))
         is_new = bool(saved.tokenizer)
     else:
         known = tokenizer_of(load.find_checkpoint(str(config.init.source)), str(config.init.source))

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import lightning as L
 
-from minigpt.checkpoint import load
-from minigpt.checkpoint.contents import STATE
+from minigpt.checkpoint import contents, load
 from minigpt.config.schema import TrainConfig
 from minigpt.data.prepared import Prepared
 from minigpt.machine.hardware import Hardware
@@ -59,7 +58,7 @@ def read_run_state(checkpoint: Path | None) -> RunState:
     """Return the state that a checkpoint holds; without a checkpoint, that of a new run."""
     if checkpoint is None:
         return RunState()
-    content = load.read_json(checkpoint, STATE)
+    content = load.read_json(checkpoint, contents.STATE)
     return RunState(**{name: value for name, value in content.items() if name in RunState.__dataclass_fields__})
 
 

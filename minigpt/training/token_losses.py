@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from minigpt.checkpoint.folder import best_checkpoint
-from minigpt.checkpoint.load import load_checkpoint
+from minigpt.checkpoint import folder, load
 from minigpt.data.batch import document_end
 from minigpt.data.chat.packing import Split
 from minigpt.data.shards import TokenSplit
@@ -32,12 +31,12 @@ def keep_token_losses(job: TrainingJob) -> None:
     device = "cpu" if config.trainer.strategy == "fsdp" else job.hardware.device  # one GPU may not hold it
     flops = flops_per_token(config.model, tokenizer.vocab_size) / 3  # without the backward pass
     affordable = (GPU_FLOPS if device == "cuda" else CPU_FLOPS) / flops
-    checkpoint = best_checkpoint(job.run.checkpoints)
+    checkpoint = folder.best_checkpoint(job.run.checkpoints)
     if checkpoint is None or text.answers is not None or MOST_SECONDS * affordable < T:
         return
     windows = max(1, int(min(MOST_TOKENS, affordable)) // T)
     ids = text.tokens(0, min(len(text), windows * T + 1))
-    loaded, end = load_checkpoint(checkpoint), document_end(config.data, tokenizer)
+    loaded, end = load.load_checkpoint(checkpoint), document_end(config.data, tokenizer)
     split = TokenSplit(name, tokenizer, [ids], bytes=0, fingerprint="")
     nats = score_text(loaded.model.to(device), split, document_end=end).nats.astype(float)
     predicted = np.ones(len(nats), bool) if end is None else ids[:-1] != end

@@ -80,7 +80,7 @@ def test_the_losses_of_tokens_are_those_of_the_best_validation(train):
 def test_what_can_not_be_measured_does_not_spoil_the_training(train, capsys, monkeypatch):
     monkeypatch.setattr(token_losses, "CPU_FLOPS", 1.0)
     assert not (train() / "tokens.json").exists()  # too large
-    monkeypatch.setattr(token_losses, "best_checkpoint", lambda folder: folder / "gone")
+    monkeypatch.setattr(token_losses.folder, "best_checkpoint", lambda folder: folder / "gone")
     monkeypatch.setattr(token_losses, "CPU_FLOPS", 1e9)
     assert (train("b") / "report.html").exists()
     assert "The losses of single tokens were left out: UserFault: " in capsys.readouterr().out
