@@ -55,8 +55,8 @@ def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Sh
     write_json(folder / f"{name}.json", sidecar)
 
 
-def fingerprint(parts: list[str]) -> str:
-    """Return one SHA-256 (hex) for several texts in order."""
+def fingerprint(parts: Sequence[Any]) -> str:
+    """Return one SHA-256 (hex) for several texts or facts in order."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -8,8 +8,6 @@ many documents are in it (minigpt/data/readers).
 
 import codecs
 import contextlib
-import hashlib
-import json
 import re
 import struct
 import sys
@@ -25,7 +23,7 @@ from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import NAMES, holds_records, reader_of
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import UTF16, is_base64, kind_of_binary, read_plain
-from minigpt.data.shards import HEADS
+from minigpt.data.shards import HEADS, fingerprint
 from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
 from minigpt.faults import UserFault
@@ -150,8 +148,7 @@ def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
             shared = {file: "in data.val_source" for file in files if file.path.resolve() in held_out}
             files = [replace(file, left_out=file.left_out or shared.get(file, "")) for file in files] + val
     facts = [(file.label, file.size, file.stamp, file.is_val) for file in files if not file.left_out]
-    signature = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return _refuse_nothing(Corpus(data.name, files, options, rule, signature))
+    return _refuse_nothing(Corpus(data.name, files, options, rule, fingerprint(facts)))
 
 
 def look_inside(corpus: Corpus) -> Corpus:
