@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "checkpoint": "config data faults files formats model safetensors torch",
     "children": "invocation",
     "cli": "__init__ benchmark config data faults invocation ranks redact report sweep",
-    "config": "__init__ faults files imported_models invocation redact hydra omegaconf yaml",
+    "config": "faults files imported_models invocation redact hydra omegaconf yaml",
     "data": "attention config faults files machine redact screen seeds "
     "aiohttp charset_normalizer fsspec jinja2 numpy ray tiktoken tokenizers torch",
     "demo": "config faults invocation sampling stages training",

@@ -11,15 +11,14 @@ from typing import Any
 
 import yaml
 
-import minigpt
 from minigpt.config.convert import settings, to_dict
+from minigpt.invocation import PACKAGE
 
 
 @functools.cache
 def config_folder() -> Path:
     """Return configs/: it is inside the installed package, or beside it in a checkout."""
-    package = Path(minigpt.__file__).resolve().parent
-    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+    return PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 
 
 def find_groups(cls: type, folder: Path | None = None) -> dict[str, dict[str, Path]]:
