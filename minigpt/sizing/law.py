@@ -51,6 +51,8 @@ REPEATING = 1.15  # times the 7-gram's bits: a text for which xz, which only cop
 # Each doubling of a context of NEAR tokens, up to FAR, saves so much of the loss for each doubling of the bytes seen,
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
 NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 3.0, 0.0015, 0.025
+# From LARGE to LARGEST FLOPs of training, each doubling saves so much of the loss, beside what the terms say.
+LARGE, LARGEST, LARGE_SAVES = 1e14, 2e15, 0.018
 BATCH_LOSS = 0.008  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
@@ -161,6 +163,11 @@ class Size:
     def tokens(self) -> int:
         """Tokens of training."""
         return self.steps * self.batch_tokens
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of training, without those of the attention weights."""
+        return 6.0 * self.multiplied * self.tokens
 
 
 def candidates(text: Text) -> Iterator[Size]:
@@ -289,11 +296,12 @@ def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
     """Return the expected bits per byte of the validation text."""
     lacks = sum(factor * term for factor, term in zip(by.factors, terms(text, size, by), strict=True))
     left = (1 - copied(text, size)) * (1 - far(text, size)) * (1 - DROPOUT_SAVES * (size.bpe_dropout > 0))
+    left *= 1 - LARGE_SAVES * math.log2(min(max(size.flops, LARGE), LARGEST) / LARGE)
     return text.level * left * counted(text, size) * (by.floor + lacks)
 
 
 def outside(text: Text, size: Size) -> str:
     """Return a warning if a size or its text is outside the range of the law's measurements, else ""."""
-    is_inside = 2e11 <= 6.0 * size.multiplied * size.tokens <= 1e14 and LEAST_MEASURED <= text.bytes <= 2e7
-    wrong = "this is outside of what the law was measured on (2e11 to 1e14 FLOPs, 0.2 to 20 MB of text): trust it less"
+    is_inside = 2e11 <= size.flops <= LARGEST and LEAST_MEASURED <= text.bytes <= 2e7
+    wrong = "this is outside of what the law was measured on (2e11 to 2e15 FLOPs, 0.2 to 20 MB of text): trust it less"
     return "" if is_inside else wrong
