@@ -26,18 +26,21 @@ WORDS = [f"wörd{number * number}" for number in range(4500)]
 
 @pytest.fixture
 def texts(folder, monkeypatch):
-    """A long text, and a folder of records and texts, prepared in units of 10 kB."""
+    """A long text, a folder of records and texts, and one of three long texts, prepared in units of 10 kB."""
     monkeypatch.setattr(units, "UNIT_BYTES", 10_000)
     monkeypatch.setattr(units, "WINDOW_BYTES", 100_000)
-    Path("long.txt").write_text(" ".join(WORDS))
+    Path("long.txt").write_text(" ".join(WORDS * 3))  # it can be cut after RUN_BYTES, 64 kB
     Path("mixed").mkdir()
     Path("mixed/a.jsonl").write_text("".join(f'{{"text": "{word} {word}"}}\n' for word in WORDS[:1500]))
     for number in range(12):
         Path(f"mixed/{number}.txt").write_text(" ".join(WORDS[number::12]))
+    Path("few").mkdir()
+    for number in range(3):
+        Path(f"few/{number}.txt").write_text(" ".join(WORDS * 3) + f" {number}")
 
 
-def made(source: str, place: str, tokenizer: str = "bpe", workers: int = 1):
-    data = DataConfig("text", source, dir=place)
+def made(source: str, place: str, tokenizer: str = "bpe", workers: int = 1, **keys):
+    data = DataConfig("text", source, dir=place, **keys)
     return prepare(data, TokenizerConfig(tokenizer, 300), work=WorkConfig(workers))
 
 
@@ -59,12 +62,26 @@ def test_the_tokens_are_those_of_the_text_in_one_piece(texts, monkeypatch, token
     for split in ("train", "val"):
         one, other = getattr(cut, split), getattr(whole, split)
         assert one.tokens(0, len(one)).tolist() == other.tokens(0, len(other)).tolist()
-    assert len(list(whole.folder.glob("train*.bin"))) == 1
+    assert len(list(cut.folder.glob("train*.bin"))) > len(list(whole.folder.glob("train*.bin"))) == 1
     assert cut.summary == whole.summary
 
 
-def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
-    wanted = files(made("mixed", "whole").folder)
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_few_documents_over_several_units_are_divided_as_in_one(texts, monkeypatch, tokenizer):
+    cut, three = (made("few", f"{workers}", tokenizer, workers, val_fraction=0.5) for workers in (1, 3))
+    assert files(cut.folder) == files(three.folder)
+    monkeypatch.setattr(units, "UNIT_BYTES", 1 << 23)
+    whole = made("few", "whole", tokenizer, val_fraction=0.5)
+    for split in ("train", "val"):
+        one, other = getattr(cut, split), getattr(whole, split)
+        assert one.tokens(0, len(one)).tolist() == other.tokens(0, len(other)).tolist()
+        shards = [list(prepared.folder.glob(f"{split}*.bin")) for prepared in (cut, whole)]
+        assert len(shards[0]) > 5 > len(shards[1])
+
+
+@pytest.mark.parametrize("source", ["mixed", "few"])
+def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch, source):
+    wanted = files(made(source, "whole").folder)
     calls, real = [], units.sha256_of
 
     def stop(path):
@@ -75,7 +92,7 @@ def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
 
     monkeypatch.setattr(units, "sha256_of", stop)
     with pytest.raises(KeyboardInterrupt):
-        made("mixed", "stopped")
+        made(source, "stopped")
     monkeypatch.setattr(units, "sha256_of", real)
     (folder,) = Path("stopped").glob("text-*")
     records = list((folder / units.UNITS).iterdir())
@@ -86,8 +103,8 @@ def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
     written, write = [], units.write_json
     monkeypatch.setattr(units, "write_json", lambda path, content: written.append(path.name) or write(path, content))
     monkeypatch.setattr(module, "scan_unit", lambda unit, **how: pytest.fail("read again"))
-    assert files(made("mixed", "stopped").folder) == wanted
-    corpus = look_inside(find_corpus(DataConfig("text", "mixed")))
+    assert files(made(source, "stopped").folder) == wanted
+    corpus = look_inside(find_corpus(DataConfig("text", source)))
     assert len(written) == len(units.units_of(corpus, runs)) - len(records) + 1
 
 

@@ -29,13 +29,13 @@ from minigpt.data.measures.overlap import overlap, overlap_lines
 from minigpt.data.prepared import FORMAT, DamagedShards, Prepared, locked, mixed, open_folder, read_prepared
 from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
-from minigpt.data.preparing.units import UNITS, Scan, SplitPlan, Unit, encode_unit, scan_unit, units_of
+from minigpt.data.preparing.units import UNITS, Scan, SplitPlan, Unit, encode_unit, scan_unit, units_of, val_begin
 from minigpt.data.readers import NAMES, holds_records, reader_of
 from minigpt.data.shards import Shard, fingerprint, open_split, write_sidecar
 from minigpt.data.sources.corpus import Corpus, find_corpus, look_inside
 from minigpt.data.sources.download import SourceGone
 from minigpt.data.sources.find import local_file, typed_path
-from minigpt.data.sources.split import HASHES, describe_split, offset
+from minigpt.data.sources.split import FEW_DOCUMENTS, HASHES, describe_split, offset
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, runs
 from minigpt.faults import StorageFailure, UserFault
@@ -305,29 +305,34 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
     held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
     is_fair = fraction / 10 <= held_out <= 2 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES
-    if rule == "content" and not corpus.options.chat and not is_fair:
+    may_cut = rule == "content" and not corpus.options.chat
+    if may_cut and counts["documents"] < FEW_DOCUMENTS:
+        rule = "tails"
+    elif may_cut and not is_fair:
         rule = "tail"
         share = f"{counts['val_bytes']:,} of {counts['bytes']:,} bytes of {number_of(counts['documents'], 'document')}"
         instead = "the text is cut near its end instead; data.val_source=FILE chooses what to validate on"
         notes.append(f"split by whole documents, validation would have {share}: {instead}")
-    if rule == "tail":
-        border = int(counts["characters"] * (1 - fraction))
     starts = [0, *itertools.accumulate(scan.counts["characters"] for scan in scans)]
+    begins = [0] * (rule == "tail")
+    if rule == "tails":
+        begins = [start + begin for start, scan in zip(starts, scans, strict=False) for begin in scan.begins]
+    texts = itertools.pairwise([*begins, starts[-1]])
+    tails = [(begin + int((end - begin) * (1 - fraction)), end) for begin, end in texts]
     shards, following = list[dict[str, int]](), {"train": 0, "val": 0}
     for scan, start, end in zip(scans, starts, starts[1:], strict=False):
         lowest, highest = scan.hashes
-        if rule == "tail":
-            holds = {"train": start < border, "val": end > border}
-        else:
-            holds = {"train": highest >= border, "val": lowest < border}
+        holds = {"train": highest >= border, "val": lowest < border}
+        if tails:
+            held = sum(max(0, min(end, last) - max(start, first)) for first, last in tails)
+            holds = {"train": held < end - start, "val": held > 0}
         shards.append({name: following[name] for name in holds if holds[name] and scan.counts["bytes"]})
         following |= {name: number + 1 for name, number in shards[-1].items()}
-    return SplitPlan(rule, border, starts, shards, {**counts}, notes)
+    return SplitPlan(rule, border, tails, starts, shards, {**counts}, notes)
 
 
 def _training_text(plan: SplitPlan, scans: list[Scan]) -> list[bytes]:
     """Return the blocks of training text that the first reading sampled."""
     blocks = [(start, *kept) for start, scan in zip(plan.starts, scans, strict=False) for kept in scan.sample]
-    if plan.rule == "tail":
-        return [block[: offset(block, int(plan.border) - start - before)] for start, _, before, block in blocks]
-    return [block for _, hash, _, block in blocks if hash >= plan.border]
+    places = [(hash, start + before, block) for start, hash, before, block in blocks]
+    return [block[: offset(block, val_begin(plan, hash, place) - place)] for hash, place, block in places]

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from minigpt.data.readers import can_be_cut, holds_records, read
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 from minigpt.data.shards import HEADER_BYTES, HEADS, Shard, shard_name
 from minigpt.data.sources.corpus import Corpus
-from minigpt.data.sources.split import HASHES, count_characters, hash_of, offset
+from minigpt.data.sources.split import FEW_DOCUMENTS, HASHES, count_characters, hash_of, offset
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, RUN_BYTES, runs
 from minigpt.faults import UserFault
@@ -105,6 +106,7 @@ class Scan:
     first: dict[str, str] = field(default_factory=dict)  # label of the first document that is empty, or not_utf8
     bad: list[str] = field(default_factory=list)  # a sentence for each file that can't be read
     alphabet: set[str] = field(default_factory=set)
+    begins: list[int] = field(default_factory=list)  # characters before the first FEW_DOCUMENTS that begin in it
     hashes: tuple[int, int] = (HASHES, -1)  # the lowest and the highest of documents with text
     sample: list[tuple[int, int, bytes]] = field(default_factory=list)  # document's hash, characters before, a block
 
@@ -124,7 +126,7 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
         try:
             for document in read(part.file, unit.options, part.begin, part.end):
                 hash, chunks = hash_of(document, rule, is_val=part.file.is_val)
-                before = scan.counts["bytes"]
+                before, begin = scan.counts["bytes"], scan.counts["characters"]
                 counted = _count(document, chunks, scan, alphabet, alphabet or raw)
                 if sampled:
                     _sample(counted, hash, scan, sampled, unit.number)
@@ -132,6 +134,8 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
                     pass
                 if size := scan.counts["bytes"] - before:
                     scan.hashes = min(scan.hashes[0], hash), max(scan.hashes[1], hash)
+                    if document.head is None and len(scan.begins) < FEW_DOCUMENTS:
+                        scan.begins.append(begin)
                     scan.counts["val_bytes"] += size * (hash < val_fraction * HASHES)
         except BadFile as fault:
             scan.bad.append(str(fault))
@@ -181,8 +185,9 @@ class SplitPlan:
 
     Attributes:
         rule: of the split (minigpt/data/sources/split.py).
-        border: hash below which documents are for validation; tail: the first character for validation.
-        starts: tail: the characters before each unit.
+        border: hash below which whole documents are for validation.
+        tails: tail, tails: first and last + 1 of the characters for validation, counted in all text joined.
+        starts: the characters before each unit.
         shards: for each unit, the number of its shard in each split that it has text for.
         counts: of the whole text.
         notes: sentences for the user about surprises in the text.
@@ -190,10 +195,18 @@ class SplitPlan:
 
     rule: str
     border: float
+    tails: list[tuple[int, int]]
     starts: list[int]
     shards: list[dict[str, int]]
     counts: dict[str, int]
     notes: list[str]
+
+
+def val_begin(plan: SplitPlan, hash: int, place: int) -> int:
+    """Return the character from which on a document is for validation; `place` is a character of the document."""
+    if plan.tails:
+        return next((begin for begin, end in plan.tails if place < end), place)
+    return -1 if hash < plan.border else sys.maxsize
 
 
 def encode_unit(unit: Unit, *, folder: Path, plan: SplitPlan) -> dict[str, Shard]:
@@ -229,24 +242,23 @@ def encode_unit(unit: Unit, *, folder: Path, plan: SplitPlan) -> dict[str, Shard
 
 
 def _pieces(unit: Unit, plan: SplitPlan, sizes: Counter[str]) -> Iterator[tuple[int, bool, str, bytes]]:
-    """Yield the text of a unit: number of the document, whether it began in another unit, train | val, and a chunk.
+    """Yield the text of a unit: number of the document, whether it continues, train | val, and a chunk.
 
-    The bytes of each split are counted in `sizes`.
+    It continues if its text for this split began in another unit. The bytes of each split are counted in `sizes`.
     """
-    left = int(plan.border) - plan.starts[unit.number]  # tail: characters for training
+    place = plan.starts[unit.number]
     texts = ((part, text) for part in unit.parts for text in read(part.file, unit.options, part.begin, part.end))
     for number, (part, document) in enumerate(texts):
-        continues = document.head is not None
         hash, chunks = hash_of(document, plan.rule, is_val=part.file.is_val)
+        begin = val_begin(plan, hash, place)
+        continues = {"train": document.head is not None, "val": document.head is not None and begin < place}
         for chunk in filter(None, chunks):
-            place = len(chunk) * (hash >= plan.border)
-            if plan.rule == "tail":
-                place = offset(chunk, left)
-                left -= count_characters(chunk)
-            for name, text in (("train", chunk[:place]), ("val", chunk[place:])):
+            cut = offset(chunk, begin - place)
+            place += count_characters(chunk)
+            for name, text in (("train", chunk[:cut]), ("val", chunk[cut:])):
                 if text:
                     sizes[name] += len(text)
-                    yield number, continues, name, text
+                    yield number, continues[name], name, text
 
 
 @contextlib.contextmanager

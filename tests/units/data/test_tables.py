@@ -117,9 +117,10 @@ def test_old_files_among_new_ones_are_read_as_windows_wrote_them(folder):
     with pytest.raises(UserFault, match=r"old.txt: byte 0x84 .*data.errors=cp1252 to read the bytes that are no UTF-8"):
         made("notes", "char")
     write(folder / "notes" / "mixed.jsonl", b'{"text": "caf\xe9 \xc3\xa9 \\ud800"}\n')
+    borders = [(text, int(len(text) * 0.9)) for text in ("café é ?", new, old)]
+    wanted = ["".join(text[:end] for text, end in borders), "".join(text[end:] for text, end in borders)]
     for tokenizer in ("char", "byte"):
-        train, val = documents(made("notes", tokenizer, errors="cp1252")[0])
-        assert "".join(train + val) == "café é ?" + new + old
+        assert ["".join(side) for side in documents(made("notes", tokenizer, errors="cp1252")[0])] == wanted
     write(folder / "notes" / "wide.txt", TEXT.encode("utf-16"))
     assert any("left out 1 (UTF-16: iconv -f utf-16" in line for line in made("notes", errors="cp1252")[1])
 
@@ -130,12 +131,14 @@ def test_an_encoding_that_was_typed_for_utf8_is_named(folder):
 
 
 def test_a_split_by_documents_that_holds_out_a_third_is_not_made(folder):
-    texts = [f"{TEXT}{number}" for number in range(99)]
-    held = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < 0.1 * 2**64 for text in texts]
-    first = held.index(True)
-    for text in (texts[first], *[text for text, is_val in zip(texts, held, strict=True) if not is_val][:2]):
-        write(folder / "few" / f"{text[-2:]}.txt", text)
-    prepared, said = made("few")
+    def is_held_out(text: str) -> bool:
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) < 0.1 * 2**64
+
+    long = next(filter(is_held_out, (f"{TEXT}{number}" for number in range(99))))
+    short = itertools.filterfalse(is_held_out, (f"{TEXT[:220]}{number}" for number in range(99)))
+    for number, text in enumerate([long, *itertools.islice(short, 49)]):
+        write(folder / "unequal" / f"{number}.txt", text)
+    prepared, said = made("unequal")
     assert prepared.val.bytes < 0.11 * prepared.summary["bytes"]
     assert any("the text is cut near its end instead" in line for line in said)
 
