@@ -9,7 +9,7 @@ content: FEW_DOCUMENTS or more; whole documents, by the hash of their first MiB.
     others are added, and duplicates are on one side.
 tail: a single plain text, and documents so unequal that far too much or too little would be held out; the first
     int(n * (1 - val_fraction)) of the n characters are for training, the rest for validation.
-tails: fewer documents, which may be of as many kinds; each is divided as a single text is.
+tails: fewer documents; each is divided as a single text is, since all may be of different kinds.
 """
 
 import hashlib
