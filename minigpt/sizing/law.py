@@ -52,7 +52,7 @@ REPEATING = 1.15  # times the 7-gram's bits: a text for which xz, which only cop
 # from FAR_FROM on and FAR_DOUBLINGS at most; and more of a text that repeats itself.
 NEAR, FAR, FAR_FROM, FAR_DOUBLINGS, FAR_SAVES, FAR_COPIES = 128, 512, 7.5e5, 3.0, 0.0015, 0.025
 # From LARGE to LARGEST FLOPs of training, each doubling saves so much of the loss, beside what the terms say.
-LARGE, LARGEST, LARGE_SAVES = 1e14, 2e15, 0.018
+LARGE, LARGEST, LARGE_SAVES = 1e14, 2e15, 0.014
 BATCH_LOSS = 0.008  # added by a batch twice or half the best size
 BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 

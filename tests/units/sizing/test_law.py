@@ -107,6 +107,7 @@ def test_a_7_gram_that_learns_faster_than_a_gpt_can_is_not_followed():
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 TEXTS = {row["text"]: row for row in csv.DictReader((FOLDER / "law_texts.csv").open())}
 RUNS = list(csv.DictReader((FOLDER / "law_runs.csv").open()))
+LONG = ("3e14 FLOPs", "6e14 FLOPs", "1e15 FLOPs", "1h")
 
 
 def text_and_size(row: dict[str, str]) -> tuple[law.Text, law.Size]:
@@ -194,9 +195,9 @@ def test_the_longer_a_pilot_the_nearer_the_forecast():
 
 
 def test_long_trainings_are_foretold():
-    errors = [error for note in ("3e14 FLOPs", "1e15 FLOPs", "1h") for error in errors_with_pilots(1024, note=note)]
-    assert len(errors) == 5
-    assert max(errors) < 0.03
+    errors = [error for note in LONG for error in errors_with_pilots(1024, note=note)]
+    assert len(errors) == 6
+    assert max(errors) < 0.04
     larger, smaller = (forecast(row) for row in RUNS if row["note"] == "1e15 FLOPs")
     assert 0.99 < larger / smaller < 1.01  # 1.003 was measured
 
