@@ -1,4 +1,4 @@
-"""Few documents, which may be of as many kinds, are each divided at their end."""
+"""Few documents are each divided at their end."""
 
 from tests.promises.test_text_in import STORIES, documents, made, rows, write
 
