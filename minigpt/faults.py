@@ -41,8 +41,10 @@ EXTRAS = {"uvicorn": "fastapi uvicorn", "lm_eval": "lm-eval", "fsspec": "fsspec 
 EXTRAS |= {name: name for name in ("gguf", "ray", "aiohttp", "pyarrow", "zstandard")}
 
 # Foreign text, and that of an untrained model, may hold any byte, and some would move the cursor or rename the window.
-# On a terminal such bytes are shown as pictures (U+2400 ...); tabs and newlines are left.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+# On a terminal such bytes are shown as pictures (U+2400 ...); tabs and newlines are left, and carriage returns, which
+# each line end of a text from Windows has, are not shown.
+CONTROL_PICTURES: dict[int, int | None] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"}
+CONTROL_PICTURES |= {0x7F: 0x2421, ord("\r"): None}
 CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
