@@ -79,7 +79,7 @@ def _open_text(path: str, models: Models, options: ReadOptions) -> list[TokenSpl
     file, texts = Path(path).expanduser(), dict[str, TokenSplit]()
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in texts:
-            raw = scheme_of(tokenizer.name).takes_any_bytes
+            raw = scheme_of(tokenizer.name).takes_any_bytes and options.errors == "strict"
             progress = Progress(f"reading {path}", file.stat().st_size)
             texts[tokenizer.hash] = read_text(file, tokenizer, replace(options, raw=raw), progress)
     return [texts[loaded.tokenizer.hash] for loaded in models]
@@ -94,7 +94,8 @@ def _open_questions(path: str, models: Models) -> tuple[list[Question], list[lis
 
 def _score_text(path: str, texts: list[TokenSplit], models: Models, stride: int | None) -> tuple[Figures, TextScore]:
     """Score a text and print the figures; return them, and the first model's score."""
-    tell(f"\n{path}: {size_text(texts[0].bytes)}, {texts[0].words:,} words, {texts[0].lines:,} lines")
+    words, lines = number_of(texts[0].words, "word"), number_of(texts[0].lines, "line")
+    tell(f"\n{path}: {size_text(texts[0].bytes)}, {words}, {lines}")
     ends = [document_end(loaded.config.data, loaded.tokenizer) for loaded in models]
     scores = []
     for name, loaded, text, end in zip(_names(models), models, texts, ends, strict=True):

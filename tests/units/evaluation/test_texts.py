@@ -9,6 +9,7 @@ import torch
 import minigpt
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import encode_documents, read_text
+from minigpt.evaluation.evaluate import _open_text
 from minigpt.evaluation.texts import score_text, write_tokens
 
 
@@ -58,6 +59,13 @@ def test_records_are_documents_with_end_of_text_between_them(byte, tmp_path):
     text = read_text(tmp_path / "a.jsonl", byte.tokenizer, ReadOptions(key="body"), lambda size: None)
     assert text.tokens(0, 99).tolist() == [*b"one", byte.tokenizer.eot, *b"two"]
     assert (text.bytes, text.words, text.lines) == (6, 2, 0)
+
+
+def test_bytes_that_are_no_utf8_are_read_as_training_reads_them(byte, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("é is good".encode("cp1252"))
+    for errors, size in {"strict": 9, "cp1252": 10}.items():
+        (text,) = _open_text(str(tmp_path / "latin.txt"), [byte], ReadOptions(errors=errors))
+        assert text.bytes == size
 
 
 def test_each_token_is_written_with_its_place(byte, tmp_path):
