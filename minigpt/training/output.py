@@ -117,7 +117,7 @@ class RunLog:
         self.first: tuple[int, float] | None = None  # step and seconds of this process's first row
         self.last_step: int | None = None  # with a row
         self.last_seconds = self.shown_at = 0.0
-        self.shown: dict[str, Any] = {}  # the last row
+        self.shown: dict[str, Any] = {"tokens_per_second": None, "mfu": None}  # the last row
         self.val_loss: float | None = None  # of the last validation
         logger = config.logger if self.run.writes else LoggerConfig()  # which names none
         self.tracker = Tracker(logger, self.run.path, settings=redact_values(to_dict(config)), step=step)
@@ -178,10 +178,10 @@ class RunLog:
 
     def tick(self, step: int, result: StepResult, seconds: float) -> None:
         """Move a terminal's line for a step without a row: rows may be minutes apart."""
-        if self.shown and time.monotonic() - self.shown_at >= MOVE_SECONDS and can_move():
+        if time.monotonic() - self.shown_at >= MOVE_SECONDS and can_move():
             speed = self.shown["tokens_per_second"] or self._speed(step, seconds)
-            row = {"step": step, "train/loss": result.loss, "seconds": seconds, "tokens_per_second": speed}
-            self._move(self.shown | row)
+            row = {"step": step, "train/loss": result.loss, "lr": result.lr, "seconds": seconds}
+            self._move(self.shown | row | {"tokens_per_second": speed})
 
     def _show(self, row: dict[str, Any]) -> None:
         """Show a step's row: a moving line in a terminal; elsewhere a line now and then."""

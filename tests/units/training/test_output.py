@@ -35,6 +35,8 @@ def test_a_terminals_line_moves_between_two_rows(tmp_path, monkeypatch, capsys, 
     job = SimpleNamespace(config=config, run=run, hardware=None, prepared=prepared)
     log = RunLog(job, SimpleNamespace(precision="fp32"), step=0)
     result = StepResult(5.0, 1.0, 1.0, 1e-3, fault=None, overflow=False, request=StopRequest())
+    log.tick(898, replace(result, lr=2e-3), 59.9)  # of a run that continues
+    assert "step   898/2,000  loss 5.0000  lr 2.00e-03" in capsys.readouterr().out
     log.write(log.row(899, result, 60.0) | {"val/loss": 4.2033, "val/bits_per_byte": 1.5})
     log.tick(900, replace(result, loss=4.5), 60.1)
     shown = capsys.readouterr().out
