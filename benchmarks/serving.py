@@ -68,7 +68,8 @@ def main(run: str, seconds: float = 30.0, rounds: int = 3) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "gguf"
         export = ["export", f"checkpoint={run}", "format=gguf", "type=f32", f"dir={folder}"]
-        subprocess.run([sys.executable, "-m", "minigpt", *export], check=True)
+        if code := subprocess.run([sys.executable, "-m", "minigpt", *export]).returncode:
+            raise SystemExit(code)  # the export has said why
         model = json.loads((next(Path(run).glob("checkpoints/step-*")) / "config.json").read_text())["model"]
         sizes = [str(SLOTS), str(model["block_size"]), str(usable_cores())]
         minigpt = ["-m", "minigpt", "serve", f"checkpoint={run}", f"rows={SLOTS}", "port=0", "log=none"]
@@ -80,4 +81,6 @@ def main(run: str, seconds: float = 30.0, rounds: int = 3) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] == "--help":
+        raise SystemExit(__doc__)
     main(sys.argv[1], *map(float, sys.argv[2:3]), *map(int, sys.argv[3:4]))
