@@ -57,7 +57,8 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
         return path
     if not path.is_dir():
         wrong = " is a file." if path.exists() else f" does not exist{from_here(str(path), 'runs')}"
-        raise UserFault(f"{path}{wrong} Give a run directory (runs/NAME), a checkpoint in it, or nanoGPT's ckpt.pt")
+        models = "a run directory (runs/NAME), a checkpoint in it, a folder of Hugging Face, or nanoGPT's ckpt.pt"
+        raise UserFault(f"{path}{wrong} Give {models}")
     if (path / folder.MANIFEST).is_file():
         return path
     checkpoints = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -213,7 +214,8 @@ def load_with_adapter(path: str, which: str, bases: Sequence[LoadedCheckpoint]) 
         raise faults[0]
     trained_on = f"trained on weights of SHA-256 {adapter.base[:12]}" if adapter.base else "of no model it names"
     got = " and ".join(digest[:12] for digest in hashes)
-    raise UserFault(f"the adapter {place} is {trained_on}, got {got}. Give as checkpoint= its run's init.from alone")
+    remedy = "Give the model it was trained on as checkpoint= (init.from of its run)"
+    raise UserFault(f"the adapter {place} is {trained_on}, got {got}. {remedy}")
 
 
 def _merged(base: LoadedCheckpoint, place: Path, adapter: Adapter) -> LoadedCheckpoint:

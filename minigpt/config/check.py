@@ -37,7 +37,7 @@ def find_faults(config: Any) -> list[Fault]:
     wrong = {key for fault in faults for key in fault.keys}
     now = {key: value for key, value in now.items() if key not in wrong}
     rules = [(keys, rule) for keys, rule in RULES if now.keys() >= {*keys}]
-    if isinstance(config, PlanConfig) and not config.budget:  # no text is needed
+    if isinstance(config, PlanConfig) and not (config.budget or config.data.source):  # no text is needed
         rules = [(keys, rule) for keys, rule in rules if "data.source" not in keys]
     return faults + [Fault(keys, sentence) for keys, rule in rules for sentence in rule(*(now[key] for key in keys))]
 
@@ -61,7 +61,8 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
     """Yield the faults of one setting's value that do not depend on other settings."""
     key, remedy = setting.key, "Give another, or leave it out."
     if setting.required and (not value or value == [""]):
-        yield f"{key} is missing: {setting.meaning}.{_a_model(key) if setting.model else f' Give {key}=...'}"
+        example = f" Give {key}=..." if not setting.words else " Type them after the command: RUN RUN"
+        yield f"{key} is missing: {setting.meaning}.{_a_model(key) if setting.model else example}"
     elif setting.file or setting.model:
         for path in value if isinstance(value, list) else [value] if value is not None else []:
             if setting.file and not os.path.isfile(expand(path)):

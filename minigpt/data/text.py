@@ -63,4 +63,4 @@ def read_text(path: Path, tokenizer: Tokenizer, options: ReadOptions, progress: 
     try:
         return encode_documents(tokenizer, (document.chunks for document in read(file, options)), progress)
     except UserFault as fault:
-        raise UserFault(f"{path}: {str(fault).removeprefix(f'{path}: ')}") from None
+        raise UserFault(str(fault) if str(fault).startswith(str(path)) else f"{path}: {fault}") from None

@@ -22,7 +22,7 @@ ROSE = 1.01  # a validation loss so much above another has risen from it, or was
 GAIN = 0.995  # a longer budget buys less than this
 LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
 FEW = 3  # rows over which training losses are averaged
-SIZED = "budget=TIME, which sizes for this text"
+SIZED = "budget=TIME, which sizes the model for this text"
 DECAYED = "optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 

@@ -95,7 +95,7 @@ def winner(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
         pair, seeds = [*sides.values()][:2], range(sweep.config.seeds)
         first, second = ([str(run_dir(sweep, trial, n)) for trial in side for n in seeds] for side in pair)
         runs = shlex.join([*first, *(["vs"] if len(first + second) > 2 else []), *second])
-        line += f"; the next has {pair[1][0].value:.4f}. Is that sure?\n  {typed('compare')} {runs}"
+        line += f"; the next settings have {pair[1][0].value:.4f}. Is that sure?\n  {typed('compare')} {runs}"
     # A grid's training has the run's own name, so that this one needs another.
     words += [f"run.dir={run_dir(sweep, ranked[0], 0)}-again"] if sweep.runs else []
     return f"{line}\nTrain the best again:\n  {typed('train')} {shlex.join(redact_arguments([*sweep.shared, *words]))}"

@@ -71,6 +71,7 @@ def test_the_scripts_are_the_commands(script, monkeypatch, capsys):
         (["sample", "checkpoint=nowhere"], "checkpoint='nowhere' does not exist"),
         (["sample", "nowhere"], "checkpoint='nowhere' does not exist"),
         (["report"], "no run in runs/"),
+        (["plan", "data.source=."], "would ignore data.source and data.val_source. To train on your text, add"),
         (["train", "trainer.nodes=2", "trainer=ddp", "batch_tokens=65536"], "torchrun --nnodes=2"),
     ],
 )

@@ -87,7 +87,7 @@ def test_an_adapter_is_merged_wherever_it_is_read_and_refused_on_another_base(ad
         assert torch.equal(alone.model(tokens), over.model(tokens))
         assert (alone.model(tokens) - load_checkpoint(base).model(tokens)).abs().max() > 0.05
     assert minigpt.load(tuned).generate("how ", max_new_tokens=3)
-    with pytest.raises(UserFault, match="Give as checkpoint="):
+    with pytest.raises(UserFault, match="Give the model it was trained on as checkpoint="):
         load_with_adapter(str(tuned), "best", [load_checkpoint(tuned)])
 
 

@@ -94,7 +94,8 @@ def test_a_whole_sweep_ends_with_a_leaderboard_and_the_command_that_trains_the_b
     assert printed.count("| WARNING    the learning rate rises\n") == 1
     command = printed.split("Train the best again:\n  ")[1].splitlines()[0]
     assert re.fullmatch(rf".*train data=text .*optimizer\.lr={rows[0]['optimizer.lr']}", command)
-    assert f"Best       optimizer.lr={rows[0]['optimizer.lr']}: val/loss {values[0]:.4f}; the next has" in printed
+    best = f"Best       optimizer.lr={rows[0]['optimizer.lr']}: val/loss {values[0]:.4f}"
+    assert f"{best}; the next settings have" in printed
     assert re.search(rf"compare \S+/{rows[0]['run.dir']} \S+/{rows[1]['run.dir']}\n", printed)
     assert list_runs(str(one.path)) == list_runs(str(one.path / "trials"))
     one()

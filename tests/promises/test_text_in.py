@@ -184,8 +184,8 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
         "data: the text of a record is its 'text'; another key or column: data.key=KEY",
         "data: CSV without 'text' and JSON that is no list of records with it are read as plain text; "
         "another column or key: data.key=NAME; chats: docs/DATA.md",
-        "data: 1 documents are not UTF-8 and taken as bytes, bom.txt first",
-        "data: 1 records without text are passed over, r.jsonl, line 3 first",
+        "data: not UTF-8, taken as bytes: 1 document, bom.txt first",
+        "data: without text, passed over: 1 record, r.jsonl, line 3 first",
     ]
     assert "of each document for validation" in prepared.summary["split"]
     assert made("t", exclude="*.csv,bom*")[0].summary["bytes"] == len(TEXT.encode()) + 3
@@ -206,6 +206,8 @@ def test_all_files_that_can_not_be_read_are_named_with_the_remedy(folder):
         assert remedy in sentence
     with pytest.raises(UserFault, match="does not exist"):
         made("nowhere")
+    with pytest.raises(UserFault, match="matches no file"):
+        made("*.mdx")
 
 
 def test_a_text_at_a_url_is_fetched_once_and_its_tokens_outlive_the_copy(folder, monkeypatch):

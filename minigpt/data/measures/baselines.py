@@ -74,7 +74,7 @@ def _measure(train: Split, val: Split) -> list[Baseline]:
         p, of_part = (KneserNey(known).probabilities(text) for known in (counted, part_of(counted)))
         ngram, after_part = (-float(np.log2(of_each).mean()) for of_each in (p, of_part))
         repeats = saved_by_copying(text, p)
-        xz = 8 * xz_bytes.result() / len(text)
+        xz = max(0, 8 * xz_bytes.result() / len(text))  # xz of both texts - xz of the training text
 
     def of(seen: bytes) -> str:
         return " and ".join(

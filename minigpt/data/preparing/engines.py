@@ -90,7 +90,7 @@ def _ray_cluster() -> Iterator[Map]:
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
-    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.WARNING)
+    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     try:
         yield mapped
     finally:

@@ -135,11 +135,13 @@ def _prepare_mix(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer 
         else:
             part = find_or_make(_of_source(data, source), tokenizer, given=given, work=work)
         given = given or part.tokenizer
-        if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
+        if part.tokenizer.hash != given.hash:
             got, wanted = (f"{tokens.name}, SHA-256 {tokens.hash[:12]}" for tokens in (part.tokenizer, given))
             wrong = f"data.mix: {name} holds tokens of the tokenizer {got}; the first source has {wanted}"
-            remedy = "Name its text instead, or prepare all with one tokenizer"
-            raise UserFault(f"{wrong}, and tokenizer={tokenizer.name} is set. {remedy}")
+            raise UserFault(f"{wrong}. Name its text instead, or prepare all with one tokenizer")
+        if given.name != tokenizer.name:
+            wrong = f"data.mix: {name} was prepared with tokenizer={given.name}, got tokenizer={tokenizer.name}"
+            raise UserFault(f"{wrong}. Type tokenizer={given.name}")
         parts[name] = part
     return mixed(parts, dict(zip(parts, data.mix.values(), strict=True)), data.dir)
 
@@ -235,7 +237,9 @@ def make(folder: Path, keys: dict[str, Any], corpus: Corpus, given: Tokenizer | 
     write_json(folder / "tokenizer.json", tokenizer.to_json())
     summary = {key: keys[key] for key in ("corpus", "source", "python")} | {
         **{key: counts[key] for key in ("documents", "bytes", "characters")},
-        "split": describe_split(rule, keys["val_fraction"], keys["val_source"]),
+        "split": describe_split(
+            rule, keys["val_fraction"], keys["val_source"] if corpus.name != "tasks" else "val.jsonl"
+        ),
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "notes": [*corpus.notes, *notes],
@@ -288,13 +292,13 @@ def _planned(
 def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
     """Decide how a text is split."""
     rule, counts, notes = corpus.rule, sum((scan.counts for scan in scans), Counter[str]()), list[str]()
-    empty = "conversations without an answer" if corpus.options.chat else "records without text"
-    surprises = {"not_utf8": "documents are not UTF-8 and taken as bytes", "empty": f"{empty} are passed over"}
+    empty = ("without an answer", "conversation") if corpus.options.chat else ("without text", "record")
+    surprises = {"not_utf8": ("not UTF-8, taken as bytes", "document"), "empty": (f"{empty[0]}, passed over", empty[1])}
     if corpus.options.separator and not any(reader_of(file, corpus.options) in NAMES for file in corpus.files):
         del surprises["empty"]  # nothing is between two separators, or after the last one
-    for key, what in surprises.items():
+    for key, (what, noun) in surprises.items():
         if first := [scan.first[key] for scan in scans if key in scan.first]:
-            notes.append(f"{counts[key]:,} {what}, {first[0]} first")
+            notes.append(f"{what}: {number_of(counts[key], noun)}, {first[0]} first")
     if counts["separators"] >= 10 and not any(holds_records(file, corpus.options) for file in corpus.files):
         reading = f"{END_OF_TEXT} stands {counts['separators']:,} times in the text, and is read as text"
         notes.append(f"{reading}. If it separates documents: 'data.separator={END_OF_TEXT}'")

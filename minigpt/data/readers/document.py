@@ -91,6 +91,11 @@ class File:
         return f"data.exclude={shlex.quote(glob.escape(self.label).replace(',', '?'))}"
 
     @property
+    def or_without(self) -> str:
+        """The end of a message about a file among others."""  # a text to score has no such setting
+        return f". Or leave the file out: {self.remedy}" if self.stamp and not self.is_named else ""
+
+    @property
     def packing(self) -> str:
         """How it is packed, as its name ends: .gz, .bz2, .xz, .zst or nothing."""
         end = PurePath(self.label).suffix.lower()
@@ -122,8 +127,7 @@ class File:
             if isinstance(error, OSError) and error.errno:
                 raise UserFault(f"{self} can't be read: {error.strerror}") from None
             wrong = f"{self} is cut or no {self.packing} file ({error})"
-            remedy = f", or leave it out: {self.remedy}" if self.stamp else ""  # a text to score has no such setting
-            raise BadFile(f"{wrong}; get it again{remedy}") from None
+            raise BadFile(f"{wrong}; get it again{self.or_without}") from None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def document_of(file: File, options: ReadOptions, place: str, line: bytes) -> Do
         remedy = f"Give one record a line, or name the file {'.json' if line[:1] == b'[' or options.chat else '.txt'}"
         raise BadFile(f"{file}, {place} is not JSON ({error}). {remedy}") from None
     except BadRecord as fault:
-        raise BadFile(f"{file}, {place}: {fault}, or leave it out: {file.remedy}") from None
+        raise BadFile(f"{file}, {place}: {fault}{file.or_without}") from None
     return Document(f"{file.label}, {place}", iter([content] if content else []))
 
 

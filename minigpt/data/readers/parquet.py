@@ -36,7 +36,7 @@ def read_parquet(file: File, options: ReadOptions, begin: int = 0, end: int | No
         raise BadFile(f"{file}, row {row:,}: {error}. To read bad bytes: data.errors=cp1252|replace") from None
     except (pyarrow.ArrowException, OSError, MemoryError, OverflowError) as error:
         wrong = f"{file} is cut, damaged or no Parquet file ({' '.join(str(error).split())[:200]})"
-        raise BadFile(f"{wrong}; get it again, or leave it out: {file.remedy}") from None
+        raise BadFile(f"{wrong}; get it again{file.or_without}") from None
 
 
 def _check_column(file: File, key: str, schema: Any) -> None:

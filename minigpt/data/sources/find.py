@@ -60,7 +60,8 @@ def _files_at(key: str, place: str, data: DataConfig, prefix: str) -> list[File]
     elif path.is_file():
         files = [replace(local_file(path, path.name), is_named=True)]
     elif not (files := _globbed(path, data_dir)):
-        raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
+        wrong = "matches no file" if glob.has_magic(place) else "does not exist"
+        raise SourceGone(f"data.{key}={place} {wrong} (looked for {path.absolute()})")
     files = [replace(file, left_out=file.left_out or _pattern_to_skip(file, data)) for file in files]
     return sorted(files, key=lambda file: os.fsencode(file.label))
 

@@ -217,7 +217,8 @@ def test_words_are_items_of_the_setting_that_takes_them(tmp_path):
     runs = ["runs/A", "runs/lr=1e-3", "vs", "here", "runs=literally"]
     config = compose("compare", [*runs, "which=latest", "data.dir=~/x, y"])
     assert (config.runs, config.which, config.data_dir) == ([*runs[:4], "literally"], "latest", "~/x, y")
-    assert fault_of("compare", "which=latest") == "runs is missing: runs or checkpoints, and `vs`. Give runs=..."
+    missing = "runs is missing: runs or checkpoints, and `vs`. Type them after the command: RUN RUN"
+    assert fault_of("compare", "which=latest") == missing
 
 
 # --- starting weights ---

@@ -48,6 +48,6 @@ def test_the_two_best_settings_are_compared_with_all_their_seeds(tmp_path, faile
     text = winner(sweep, made)
     runs = re.findall(r"vs|(?<=trials/000)\d", text.splitlines()[1])
     assert runs == (["1", "2", "vs", "0"] if failed else ["1", "2", "vs", "3", "0"])
-    assert f"the next has {2.3 if failed else 2.2:.4f}" in text
+    assert f"the next settings have {2.3 if failed else 2.2:.4f}" in text
     config.data.name = "chat"
     assert "compare" not in winner(sweep, made)

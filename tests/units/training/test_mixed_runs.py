@@ -78,7 +78,7 @@ def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_fir
         prepare(config.data, config.tokenizer)
     config.data.mix = {str(first.folder): 1.0}
     config.tokenizer.name = "byte"
-    with pytest.raises(UserFault, match=r"holds tokens of the tokenizer bpe, .* and tokenizer=byte is set"):
+    with pytest.raises(UserFault, match=r"with tokenizer=bpe, got tokenizer=byte. Type tokenizer=bpe"):
         prepare(config.data, config.tokenizer)
 
 
