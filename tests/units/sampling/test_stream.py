@@ -52,11 +52,6 @@ def test_a_stop_string_over_several_tokens_is_never_shown():
     assert writer.text == "Hi"
 
 
-def test_what_only_looked_like_a_stop_string_is_shown():
-    assert stream([b"x\nUs", b"ually"], ["\nUser:"]) == ["x", "\nUsually", ""]
-    assert stream([b"x\nUs"], ["\nUser:"]) == ["x", "\nUs"]
-
-
 def test_text_is_shown_as_soon_as_it_is_certain():
     assert stream([b"a", b"b", b"a", b"c"], ["abab"]) == ["", "", "", "abac", ""]
     assert stream([b"a", b"b", b"a", b"a"], ["abab"]) == ["", "", "", "aba", "a"]
