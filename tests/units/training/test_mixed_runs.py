@@ -85,7 +85,6 @@ def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_fir
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["data.mix=stdlib:1,README.md:0"], "the share 0; wanted a number above 0"),
         (["data.mix=stdlib:1", "data=text", "data.source=README.md"], "ignore data.source"),
         (["data.mix=stdlib:1", "data.val_source=README.md"], "ignore data.source and data.val_source"),
         (["data.mix=stdlib"], "data.mix must be sources with their shares like texts/:0.7"),
