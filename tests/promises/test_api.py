@@ -119,5 +119,5 @@ def test_the_demo_shows_a_sample_of_a_finished_run_and_what_to_type(monkeypatch,
     monkeypatch.setattr(demo_module, "train", lambda _: FINISHED)
     assert demo(config) == FINISHED
     shown = capsys.readouterr().out
-    parts = (f"[sample {path} ['def']]", "loss.png", "Now you")
+    parts = (rf"[sample {path} ['\ndef']]", "loss.png", "Now you", "repetition_penalty=1.15")
     assert [shown.index(part) for part in parts] == sorted(shown.index(part) for part in parts)
