@@ -10,8 +10,6 @@ from minigpt.sampling.sample import sample
 from minigpt.stages import train_in_stages
 from minigpt.training.run import train
 
-PENALTY = 1.15  # without it the heads that copy from the context repeat a piece again and again
-
 
 def demo(config: TrainConfig) -> int:
     """Train, then show the result; return what `train` returns. A finished run is shown again."""
@@ -21,12 +19,12 @@ def demo(config: TrainConfig) -> int:
         return code
     run = run_dir_of(config)
     # A user's own text may hold anything: its sample starts without a prompt.
-    # The prompt begins a line, as in the text, and does not end in a blank: for BPE a blank belongs to the next word.
-    prompt, next_prompt = ("\ndef", "def main(") if config.data.name == "stdlib" else ("", "...")
+    prompt, next_prompt = (config.samples.prompt, "def main(") if config.data.name == "stdlib" else ("", "...")
+    penalty = config.samples.repetition_penalty
     print(f"\n{f'--- a sample that starts with {prompt.strip()!r} ' if prompt else '--- a sample ':-<65}")
-    sample(SampleConfig(checkpoint=str(run), prompt=[prompt], max_new_tokens=160, top_k=50, repetition_penalty=PENALTY))
+    sample(SampleConfig(checkpoint=str(run), prompt=[prompt], max_new_tokens=160, top_k=50, repetition_penalty=penalty))
     print("-" * 65)
     print(f"\nLoss picture  {run / 'loss.png'}\nThe whole run {run / 'report.html'}")
-    words = f'checkpoint={shlex.quote(str(run))} prompt="{next_prompt}" repetition_penalty={PENALTY}'
+    words = f'checkpoint={shlex.quote(str(run))} prompt="{next_prompt}" repetition_penalty={penalty}'
     print(f"Now you       {typed('sample')} {words}")
     return code

@@ -178,6 +178,7 @@ class SamplesConfig:
     max_new_tokens: int = setting(64, "length of each", "watch", low=1)
     temperature: float = setting(0.8, "0 = greedy", "watch", low=0)
     top_k: int = setting(50, "0 = off", "watch", low=0)
+    repetition_penalty: float = setting(1.0, "> 1: tokens used before get rarer; 1 = off", "watch", above=0)
     prompt: str = setting("", "empty: start from end-of-text (or a newline)", "watch", literal=True)
 
 

@@ -17,7 +17,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.evaluate import upload
 from minigpt.model.gpt import GPT
 from minigpt.sampling.conversation import turn_of
-from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.filters import SamplingOptions, options_of
 from minigpt.sampling.generate import Forward, Reader, TextInProgress, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.stream import TextStream
@@ -136,16 +136,17 @@ def write_texts(
 
 
 def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int) -> str:
-    """Return one sample of a model in training, without its prompt; with roles, the prompt is a message.
+    """Return one sample of a model in training after its prompt; with roles, the prompt is a message and left out.
 
     Training does not notice: the model's mode is restored, and no global random number is drawn.
     """
-    options = SamplingOptions(samples.max_new_tokens, samples.temperature, samples.top_k, seed=seed)
+    options = replace(options_of(samples), seed=seed)
     if has_roles(tokenizer):
         turn = turn_of(tokenizer, [{"role": "user", "content": samples.prompt}])
-        text = TextInProgress(turn.tokens, options, ends=turn.ends)
+        shown, text = "", TextInProgress(turn.tokens, options, ends=turn.ends)
     else:
-        text = TextInProgress(encode_prompt(tokenizer, samples.prompt), options, ends=text_ends(tokenizer))
+        shown, prompt = samples.prompt, encode_prompt(tokenizer, samples.prompt)
+        text = TextInProgress(prompt, options, ends=text_ends(tokenizer))
     reader = Reader(gpt_forward(model, vocab_size=tokenizer.vocab_size), model.config.block_size, model.new_cache)
     training = model.training
     model.eval()
@@ -153,7 +154,7 @@ def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, se
         write_texts(reader, tokenizer, [text])
     finally:
         model.train(training)
-    return text.text
+    return shown + text.text
 
 
 def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size: int | None = None) -> Forward:

@@ -162,7 +162,7 @@ class RunLog:
             return
         self._append(self.run.samples, {"step": step, "text": text})
         rule = "-" * 65
-        tell(f"{f'--- sample at step {step:,} {rule}':.65}\n{text.rstrip()}\n{rule}")
+        tell(f"{f'--- sample at step {step:,} {rule}':.65}\n{text.strip()}\n{rule}")
 
     def _speed(self, step: int, seconds: float) -> float | None:
         if self.last_step is None or seconds <= self.last_seconds:

@@ -13,7 +13,6 @@ from lightning.pytorch import Callback
 import minigpt
 from minigpt import demo as demo_module
 from minigpt.config.compose import compose
-from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.demo import demo
 from minigpt.faults import FINISHED, STOPPED, UserFault
 from minigpt.sampling.sample import sample
@@ -112,7 +111,7 @@ def test_what_a_config_starts_from_is_trained_first(monkeypatch):
 def test_the_demo_shows_a_sample_of_a_finished_run_and_what_to_type(monkeypatch, run, capsys):
     monkeypatch.setattr(demo_module, "sample", lambda config: print(f"[sample {config.checkpoint} {config.prompt}]"))
     path = run("trainer.max_steps=2")
-    config = TrainConfig(run=RunConfig(dir=str(path)))
+    config = compose("train", ["experiment=demo", f"run.dir={path}"])
     monkeypatch.setattr(demo_module, "train", lambda _: STOPPED)
     capsys.readouterr()
     assert (demo(config), capsys.readouterr().out) == (STOPPED, "")

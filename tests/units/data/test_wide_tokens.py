@@ -1,5 +1,8 @@
 """The seam for tokenizers: one that is defined here, with 100,000 tokens of 32 bits, from the text to a trained run."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 
@@ -68,6 +71,9 @@ def test_a_run_trains_validates_and_samples_with_it(run):
     arguments = run.arguments("trainer.max_steps=2", "samples.every_steps=2", "samples.max_new_tokens=3")
     config = compose("train", arguments)
     config.tokenizer.name = "number"
-    config.samples.prompt = "00007"
+    config.samples.prompt, config.samples.temperature, config.samples.repetition_penalty = "00007", 0.0, 1e3
     assert train(config) == 0
     assert run.rows()[-1]["val/bits_per_byte"] > 0
+    numbers = re.findall(r"\d{5}", json.loads((run.path / "samples.jsonl").read_text())["text"])
+    assert numbers[0] == "00007"  # the prompt
+    assert len(set(numbers)) == len(numbers) == 4  # the penalty

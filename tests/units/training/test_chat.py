@@ -31,10 +31,11 @@ def chat(run, capsys):
 
 def test_a_run_on_conversations_shows_what_it_learns_and_continues_exactly(chat):
     samples = ["samples.every_steps=6", "samples.prompt=say 3", "samples.max_new_tokens=5"]
-    _, said = chat("whole", *samples, train=chat.run.continued)
+    path, said = chat("whole", *samples, train=chat.run.continued)
     assert "tokens are learned" in said
     assert said.index("[[it is ") < said.index("step 1/6")
     assert "sample at step 6" in said
+    assert "say 3" not in (path / "samples.jsonl").read_text()
 
 
 def test_a_model_without_roles_learns_them_and_keeps_what_it_knew(chat):
