@@ -31,7 +31,7 @@ PICTURE = HERE.parent / "docs" / "law.png"
 TIMES = {"minute": BASELINE, "150s": VALIDATION, "300s": TRAIN}  # of one core: groups of equal time
 
 Run = tuple[Text, Size, float, str]  # bits per byte without copying and a long context, and a group of equal FLOPs
-FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "average_fraction", "bpe_dropout", "passes"}
+FLOATS = {"lr", "matrix_lr", "beta2", "dropout", "weight_decay", "average_fraction", "bpe_dropout", "passes"}
 ORDER = 2.0  # weight of the differences within such a group: they decide which size is chosen
 
 

@@ -32,7 +32,7 @@ from minigpt.sizing.speeds import Speeds
 
 # Fields of a Size -> names of settings.
 OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "tied", "dropout")
-OF_MUON = {name: f"optimizer.{name}" for name in ("lr", "matrix_lr", "weight_decay", "average_fraction")}
+OF_MUON = {name: f"optimizer.{name}" for name in ("lr", "matrix_lr", "beta2", "weight_decay", "average_fraction")}
 OF_MUON |= {name: f"schedule.{name}" for name in ("warmup_steps", "final_lr_fraction")}
 SETTINGS = {name: f"model.{name}" for name in OF_MODEL} | OF_MUON
 OF_BPE = {"vocab_size": "tokenizer.vocab_size", "bpe_dropout": "tokenizer.dropout"}

@@ -93,6 +93,8 @@ def test_weights_are_averaged_where_a_text_is_seen_often_but_not_in_a_pilot():
     assert [size.average_fraction for size in (once, often, large, pilot)] == [0.0, 0.4, 0.4, 0.0]
     assert [size.final_lr_fraction for size in (once, often, large, pilot)] == [0.0, 0.2, 0.2, 0.0]
     assert [size.bpe_dropout for size in (once, often, large, pilot)] == [0.0, 0.05, 0.0, 0.0]
+    assert [size.beta2 for size in (once, often, large, pilot)] == [0.99, 0.95, 0.95, 0.95]
+    assert once.bits_per_byte < law.bits_per_byte(PYTHON, replace(once, beta2=0.95))
     without = law.choose(NOTES, 60, speed, {"average_fraction": 0.0})
     assert (without.average_fraction, without.final_lr_fraction) == (0.0, 0.0)
     assert often.bits_per_byte < law.bits_per_byte(NOTES, replace(often, average_fraction=0.0))
