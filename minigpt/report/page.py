@@ -120,7 +120,7 @@ def samples_section(record: Record) -> str:
     shown = sorted(set(np.linspace(0, len(samples) - 1, SAMPLES_SHOWN).round().astype(int).tolist()))
     others = [sample for place, sample in enumerate(samples) if place not in shown]
     columns = "".join(samples[place] for place in shown)
-    began = f'<p class="soft">Each goes on from <code>{escape(prompt)}</code></p>' if prompt else ""
+    began = f'<p class="soft">Each goes on from <code>{escape(prompt.strip())}</code></p>' if prompt else ""
     beside = f'{began}<div class="beside" tabindex="0">{columns}</div>'
     return beside + folded(f"{len(others)} between them", "".join(others))
 
