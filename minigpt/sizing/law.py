@@ -19,9 +19,10 @@ MOST_SLOPE = 0.11  # a steeper one comes from passages that stand in several doc
 REPEATS, NEW_REPEATS = 15.0, 2.5
 # Each doubling of more than FEW_PASSES adds so much to overfitting; less if the run ends with the mean of its weights.
 FEW_PASSES, BY_HEART, BY_HEART_AVERAGED = 4.0, 0.12, 0.02
-AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2, "bpe_dropout": 0.05}  # in more than FEW_PASSES
+AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2, "bpe_dropout": 0.05}
+AVERAGED_FROM = 3.0  # passes; dropout in more than FEW_PASSES
 BETA2, BETA2_MANY = 0.99, 0.95  # in up to FEW_PASSES, and in more, where a long memory learns rare tokens by heart
-DROPOUT_SAVES, DROPOUT_BELOW = 0.008, 1.5e6  # of the loss, in more than FEW_PASSES; bytes of text: a larger one loses
+DROPOUT_SAVES, DROPOUT_BELOW = 0.008, 6e5  # of the loss, in more than FEW_PASSES; bytes of text: a larger one loses
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 UNTRIED_RANGE = 0.2  # relative error of a forecast without a pilot; nine of ten texts outside the fit stay within it
 RANGE = 0.1  # the same with a pilot of 256 steps
@@ -43,7 +44,8 @@ class Constants:
 CONSTANTS = Constants()
 # An output layer that is not the embedding saves UNTIED of the loss, and RARE more with beta2 = 0.99 and more than
 # FEW_ROWS tokens: many of them are rare, and their squared gradients must be remembered until they come again.
-UNTIED, RARE = 0.01, 0.02
+# Beside this, such a memory saves MEMORY of the loss.
+UNTIED, RARE, MEMORY = 0.01, 0.02, 0.015
 TIED_FROM, TIED_BELOW = 160, 2e6  # width; bytes of text: two layers of this width keep their own for a larger one
 # Two layers or more begin with heads that copy from the context (model.init=induction). They save nothing below
 # UNLEARNED tokens of training. From MASTERED on, a model of a million numbers saves COPIED times what a pointer saves
@@ -231,8 +233,9 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most:
     chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay, "tied": tied}
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     chosen["beta2"] = BETA2 if passes <= FEW_PASSES else BETA2_MANY
-    if passes > FEW_PASSES and given.get("average_fraction", 1.0):
-        chosen |= AVERAGED | ({} if text.bytes < DROPOUT_BELOW else {"bpe_dropout": 0.0})
+    if passes > AVERAGED_FROM and given.get("average_fraction", 1.0):
+        drops = passes > FEW_PASSES and text.bytes < DROPOUT_BELOW
+        chosen |= AVERAGED | ({} if drops else {"bpe_dropout": 0.0})
     size = replace(size, passes=passes, **{**chosen, **given})
     bits, error = bits_per_byte(text, size), max(text.error, RANGE if size.tokens >= REACH else 0.0)
     error = SMALL_RANGE if text.bytes < LEAST_MEASURED else error
@@ -276,8 +279,10 @@ def worth(text: Text, size: Size, most: float) -> float:
 def counted(text: Text, size: Size) -> float:
     """Return the law's factor: the 7-gram's bits per byte, for the batch (its best: 1) and the output layer."""
     off = math.log2(size.batch_tokens / BEST_BATCH) - 0.5 * math.log2(size.tokens / BEST_FOR)
-    untied = 1 if size.tied else 1 - UNTIED - RARE * (size.beta2 >= BETA2 and size.vocab_size > FEW_ROWS)
-    return text.seven_gram(worth(text, size, NEW_REPEATS)) * (1 + BATCH_LOSS * off**2) * untied
+    remembers = size.beta2 >= BETA2
+    untied = 1 if size.tied else 1 - UNTIED - RARE * (remembers and size.vocab_size > FEW_ROWS)
+    saved = untied * (1 - MEMORY * remembers)
+    return text.seven_gram(worth(text, size, NEW_REPEATS)) * (1 + BATCH_LOSS * off**2) * saved
 
 
 def copied(text: Text, size: Size) -> float:

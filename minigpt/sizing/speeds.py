@@ -7,11 +7,13 @@ import numpy as np
 from minigpt.screen import short_number, tell
 from minigpt.sizing.law import Size
 
-MEASURED = 3  # sizes, at most
+MEASURED = 4  # sizes, at most
 FIRST_STEPS = 3  # at least, in a measurement
 LAUNCHING = 1.2  # times the time that launching a step takes: in a longer one, the GPU is at work all the time
 STEP_SECONDS = 0.002  # overhead of a step of any size
 ALIKE = 1.25  # sizes with one batch whose FLOPs per token differ by less share one rate
+# FLOP/s grow with this power of a token's FLOPs, beyond the measured sizes: wider products are faster. Up to FAR times.
+GROWS, FAR = 0.25, 2.0
 
 Timed = Callable[[Size, float], float]  # trains a size for some seconds -> tokens a second
 
@@ -33,12 +35,15 @@ class Speeds:
         self.spent = self.start = 0.0  # seconds: on measuring; until a training runs
         self.layer_seconds = 0.0  # a step takes at least so long for each layer
         self.gain = 1.0  # from compiling
+        self.farthest = FAR  # 1 when no larger size can be measured: none is expected to be faster
 
     def __call__(self, size: Size) -> float:
         """Return tokens a second."""
         flops = flops_of(size)
-        known = np.log(sorted(self.rates.items())) if self.rates else np.log([(flops, self.guess)])
-        seconds = STEP_SECONDS + work_of(size) / np.exp(np.interp(np.log(flops), *known.T))
+        known = np.log(sorted(self.rates.items()) or [(flops, self.guess)])
+        beyond = flops / min(max(flops, min(self.rates, default=flops)), max(self.rates, default=flops))
+        rate = np.exp(np.interp(np.log(flops), *known.T)) * min(self.farthest, max(1 / FAR, beyond)) ** GROWS
+        seconds = STEP_SECONDS + work_of(size) / rate
         return float(self.gain * size.batch_tokens / max(seconds, self.layer_seconds * size.n_layer))
 
     def know_launches(self, size: Size) -> None:
@@ -47,13 +52,15 @@ class Speeds:
         tell(f"Speed      {1e3 * self.layer_seconds:.1f} ms a step for each layer, at least")
 
     def know(self, size: Size) -> bool:
-        """Measure a size unless its speed is known or time is short; return whether it was measured."""
+        """Measure a size unless its speed is known or time is short; return whether estimates have changed."""
         flops = flops_of(size)
         alike = [other for other in self.measured if other.batch_tokens == size.batch_tokens]
-        is_known = len(self.measured) >= MEASURED or any(1 / ALIKE < flops / flops_of(other) < ALIKE for other in alike)
-        least = self.start + FIRST_STEPS * size.batch_tokens / self(size)
-        if is_known or (self.measured and self.spent + least > self.patience):
+        if any(1 / ALIKE < flops / flops_of(other) < ALIKE for other in alike):
             return False
+        least = self.start + FIRST_STEPS * size.batch_tokens / self(size)
+        if len(self.measured) >= MEASURED or (self.measured and self.spent + least > self.patience):
+            hoped, self.farthest = self.farthest, 1.0
+            return hoped > 1
         step_seconds = self.step_seconds(size)
         self.measured.append(size)
         is_busy = step_seconds > LAUNCHING * self.layer_seconds * size.n_layer

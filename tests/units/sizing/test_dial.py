@@ -6,8 +6,8 @@ from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.ranks.group import Processes
 from minigpt.sizing.dial import COPIES_RANGE, Dial, applied, outcome
-from minigpt.sizing.law import DECAY, Text, pilot_of
-from minigpt.sizing.speeds import LAUNCHING
+from minigpt.sizing.law import DECAY, Text, choose, pilot_of, train
+from minigpt.sizing.speeds import LAUNCHING, Speeds, flops_of, work_of
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,21 @@ def dial(*typed, seconds=600.0, compiled=1.0):
         return (compiled if sized.trainer.compile == "on" else 1.0) * 1e10 / numbers
 
     return Dial(config, "cpu", speed, lambda *_: 2.0, seconds, Processes())
+
+
+@pytest.mark.parametrize("power", [0.1, 0.4])
+def test_a_size_is_chosen_whose_speed_only_a_measurement_shows(power: float):
+    text, seconds = Text(7_200_000, 1.834, 1.247, 2.17), 80.0
+
+    def speed(size, *_):  # FLOP/s grow with a token's FLOPs, as on a CPU
+        return size.batch_tokens / (0.002 + work_of(size) / (1e11 * (flops_of(size) / 6e6) ** power))
+
+    sizer = dial(seconds=seconds)
+    sizer.speeds = Speeds(speed, 1e11, 0.1 * seconds, sizer.elapsed)
+    size, best = sizer.settle(text, seconds), choose(text, seconds, speed, {})
+    came = train(text, size, seconds * speed(size), {}).bits_per_byte
+    assert came < 1.005 * best.bits_per_byte
+    assert sizer.speeds(size) == pytest.approx(speed(size), rel=0.1)
 
 
 @pytest.mark.parametrize("compiled", [0.7, 1.4])

@@ -53,9 +53,9 @@ def test_a_little_more_speed_seldom_changes_the_choice():
             (size.n_layer, size.n_embd, size.batch_tokens)
             for size in (law.choose(PYTHON, s, speed, {}), law.choose(PYTHON, 1.03 * s, speed, {}))
         }
-        for s in range(30, 3000, 150)
+        for s in range(30, 3000, 30)
     ]
-    assert sum(len(both) > 1 for both in shapes) <= 0.3 * len(shapes)
+    assert sum(len(both) > 1 for both in shapes) <= 0.4 * len(shapes)
 
 
 def test_what_is_given_is_kept():
@@ -90,11 +90,14 @@ def test_weights_are_averaged_where_a_text_is_seen_often_but_not_in_a_pilot():
     large = law.train(PYTHON, once, 6 * PYTHON.bytes / PYTHON.bytes_of(1, once.vocab_size), {})
     pilot = law.pilot_of(NOTES, {}, 8)
     assert min(often.passes, large.passes, pilot.passes) > law.FEW_PASSES
+    few = law.train(PYTHON, once, 3.5 * PYTHON.bytes / PYTHON.bytes_of(1, once.vocab_size), {})
+    assert (few.average_fraction, few.bpe_dropout, few.beta2) == (0.4, 0.0, 0.99)
     assert [size.average_fraction for size in (once, often, large, pilot)] == [0.0, 0.4, 0.4, 0.0]
     assert [size.final_lr_fraction for size in (once, often, large, pilot)] == [0.0, 0.2, 0.2, 0.0]
     assert [size.bpe_dropout for size in (once, often, large, pilot)] == [0.0, 0.05, 0.0, 0.0]
     assert [size.beta2 for size in (once, often, large, pilot)] == [0.99, 0.95, 0.95, 0.95]
-    assert once.bits_per_byte < law.bits_per_byte(PYTHON, replace(once, beta2=0.95))
+    for size in (once, replace(once, tied=True)):
+        assert law.bits_per_byte(PYTHON, size) < law.bits_per_byte(PYTHON, replace(size, beta2=0.95))
     without = law.choose(NOTES, 60, speed, {"average_fraction": 0.0})
     assert (without.average_fraction, without.final_lr_fraction) == (0.0, 0.0)
     assert often.bits_per_byte < law.bits_per_byte(NOTES, replace(often, average_fraction=0.0))
