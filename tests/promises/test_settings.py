@@ -171,7 +171,7 @@ def test_a_typed_group_beside_an_experiment_is_that_group_and_the_screen_says_wh
     model = compose("train", ["experiment=demo", "model=gpt-nano", "optimizer=adamw", "trainer=cpu"])
     assert model.model == compose("train", ["model=gpt-nano"]).model
     assert model.optimizer.lr == 1e-3
-    assert model.trainer.max_steps == 600  # trainer=cpu does not say how long
+    assert model.trainer.max_steps == 320  # trainer=cpu does not say how long
     capsys.readouterr()
     compose("train", ["experiment=demo"])
     compose("train", ["model=qwen3-nano"])
@@ -221,7 +221,7 @@ def test_help_shows_the_values_of_the_chosen_experiment(capsys, monkeypatch):
     monkeypatch.setattr("minigpt.config.compose.typed", lambda command: f"minigpt {command}")
     for words, shown in (
         (["--help"], "  trainer.max_steps=2000 "),
-        (["experiment=demo", "-h"], "  trainer.max_steps=600 "),
+        (["experiment=demo", "-h"], "  trainer.max_steps=320 "),
     ):
         with pytest.raises(SystemExit) as end:
             compose("train", words)
