@@ -277,7 +277,7 @@ def worth(text: Text, size: Size, most: float) -> float:
 
 
 def counted(text: Text, size: Size) -> float:
-    """Return the law's factor: the 7-gram's bits per byte, for the batch (its best: 1) and the output layer."""
+    """Return the law's factor: the 7-gram's bits per byte, for the batch (its best: 1), output layer and beta2."""
     off = math.log2(size.batch_tokens / BEST_BATCH) - 0.5 * math.log2(size.tokens / BEST_FOR)
     remembers = size.beta2 >= BETA2
     untied = 1 if size.tied else 1 - UNTIED - RARE * (remembers and size.vocab_size > FEW_ROWS)
