@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Callable
 
-from minigpt.config.schema import CONVERSATIONS, TrainConfig
+from minigpt.config.schema import CONVERSATIONS
 from minigpt.data.measures.baselines import baselines
 from minigpt.data.measures.overlap import overlap_warning
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
@@ -39,7 +39,7 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
         tell(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
         requeue(tell, asked=ask_queue)
         return STOPPED
-    refuse_nothing_learned(state, job.config)
+    refuse_nothing_learned(job, state)
     if reason:
         cause = "a callback" if reason == "callback" else f"trainer.{reason}"
         tell(f"\nEnded after step {state.step:,} by {cause}.")
@@ -69,12 +69,18 @@ def keep_baselines(job: TrainingJob) -> None:
         signals.noted_only = True
 
 
-def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
+def refuse_nothing_learned(job: TrainingJob, state: RunState) -> None:
     """Refuse to call a run finished if the guard has skipped every one of its steps."""
     if state.step and state.bad_steps == state.step:
-        lower = f"a lower optimizer.lr (now {config.optimizer.lr:g}) or trainer.precision=fp32"
         wrong = f"every one of the {state.step:,} steps was skipped: nothing was learned"
-        raise NonFiniteTraining(f"{wrong}. Look at the data, or use {lower}")
+        raise NonFiniteTraining(f"{wrong}. Look at the data, or use {steadier(job)}")
+
+
+def steadier(job: TrainingJob) -> str:
+    """Return the settings with which a run that became non-finite may not."""
+    lower = f"a lower optimizer.lr (now {job.config.optimizer.lr:g})"
+    has_fp32 = (job.run.read_json("choices.json") or {}).get("precision") == "fp32"
+    return lower if has_fp32 else f"{lower} or trainer.precision=fp32"
 
 
 def print_results(run: RunDirectory, seconds: float | None = None) -> None:

@@ -36,7 +36,7 @@ from minigpt.screen import tell
 from minigpt.seeds import fold
 from minigpt.sizing.dial import applied, size_run
 from minigpt.training import start
-from minigpt.training.finish import finish, refuse_nothing_learned, tell_finished
+from minigpt.training.finish import finish, refuse_nothing_learned, steadier, tell_finished
 from minigpt.training.first_pass import explained_out_of_memory, first_pass, text_batches
 from minigpt.training.grpo import Questions
 from minigpt.training.guard import RollBack
@@ -189,7 +189,7 @@ def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
         job.processes.require_equal_on_all_ranks("a checkpoint", {"folder": name, "manifest": manifest})
         state = read_run_state(checkpoint)
         if limit := reached_limit(state, job.config):
-            refuse_nothing_learned(state, job.config)
+            refuse_nothing_learned(job, state)
             tell_finished(run, state, limit)
             return FINISHED
         try:
@@ -313,8 +313,7 @@ def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:
         raise NonFiniteTraining(
             f"{steps} were not fit to train on, after {len(skipped_batches)} returns to an earlier checkpoint "
             f"(guard.max_rollbacks={config.guard.max_rollbacks}). The last good checkpoint is kept. Continue it in "
-            f"a new run with init.from={run.path} run.dir=NEW_DIR and a lower optimizer.lr "
-            f"(now {config.optimizer.lr:g}) or trainer.precision=fp32"
+            f"a new run with init.from={run.path} run.dir=NEW_DIR and {steadier(job)}"
         )
     window = [batch_of_step(step - 1, skipped_batches) for step in (first_step, last_step)]
     if run.writes:

@@ -77,8 +77,8 @@ def test_too_many_in_a_row_go_back_and_leave_their_batches_out_for_good(run, mon
 
 def test_bad_for_ever_is_exit_5_with_the_last_good_checkpoint(run, monkeypatch):
     poison(monkeypatch, set(range(4, 1000)))
-    with pytest.raises(NonFiniteTraining, match=r"guard\.max_rollbacks=3.*init\.from"):
-        run(*GUARD)
+    with pytest.raises(NonFiniteTraining, match=r"guard\.max_rollbacks=3.*init\.from.*optimizer\.lr \(now [\d.]+\)$"):
+        run(*GUARD, "trainer.precision=fp32")  # which is no remedy here
     assert [event["event"] for event in run.events()].count("rolled_back") == 3
     assert all(tensor.isfinite().all() for weights in all_weights(run) for tensor in weights.values())
     assert all_weights(run)

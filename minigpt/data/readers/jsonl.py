@@ -46,7 +46,7 @@ def _text_of(record: Any, options: ReadOptions) -> bytes:
     if isinstance(record, list):
         raise BadRecord("the line is an array of records. Give one record a line, or name the file .json")
     texts = [name for name in record if isinstance(record[name], str)] if isinstance(record, dict) else []
-    keys = " or ".join(f"data.key={key}" for key in texts[:5] or ["KEY"]) + "; of conversations: data=chat"
+    keys = " or ".join(f"data.key={key}" for key in texts[:5] or ["KEY"]) + "; train on conversations with data=chat"
     raise BadRecord(f"the record {json.dumps(record)[:60]} has no text under {options.key!r}. Name another key: {keys}")
 
 
