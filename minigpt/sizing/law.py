@@ -20,9 +20,10 @@ REPEATS, NEW_REPEATS = 15.0, 2.5
 # Each doubling of more than FEW_PASSES adds so much to overfitting; less if the run ends with the mean of its weights.
 FEW_PASSES, BY_HEART, BY_HEART_AVERAGED = 4.0, 0.12, 0.02
 AVERAGED = {"average_fraction": 0.4, "final_lr_fraction": 0.2, "bpe_dropout": 0.05}
-AVERAGED_FROM = 3.0  # passes; dropout in more than FEW_PASSES
-BETA2, BETA2_MANY = 0.99, 0.95  # in up to FEW_PASSES, and in more, where a long memory learns rare tokens by heart
-DROPOUT_SAVES, DROPOUT_BELOW = 0.008, 6e5  # of the loss, in more than FEW_PASSES; bytes of text: a larger one loses
+AVERAGED_FROM = 3.0  # passes
+# In more than FEW_PASSES, a text of fewer than SMALL bytes gains by BPE-dropout, which saves so much of the loss, and
+# its rare tokens are learned by heart if squared gradients are remembered for long.
+SMALL, DROPOUT_SAVES, BETA2, BETA2_SMALL = 6e5, 0.008, 0.99, 0.95
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 UNTRIED_RANGE = 0.2  # relative error of a forecast without a pilot; nine of ten texts outside the fit stay within it
 RANGE = 0.1  # the same with a pilot of 256 steps
@@ -44,7 +45,7 @@ class Constants:
 CONSTANTS = Constants()
 # An output layer that is not the embedding saves UNTIED of the loss, and RARE more with beta2 = 0.99 and more than
 # FEW_ROWS tokens: many of them are rare, and their squared gradients must be remembered until they come again.
-# Beside this, such a memory saves MEMORY of the loss.
+# Beside this, such a memory saves MEMORY of the loss. Both save less in many passes, in which no token is rare.
 UNTIED, RARE, MEMORY = 0.01, 0.02, 0.015
 TIED_FROM, TIED_BELOW = 160, 2e6  # width; bytes of text: two layers of this width keep their own for a larger one
 # Two layers or more begin with heads that copy from the context (model.init=induction). They save nothing below
@@ -232,10 +233,10 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most:
     tied = size.n_embd >= TIED_FROM and (size.n_layer > 2 or text.bytes < TIED_BELOW)
     chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay, "tied": tied}
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
-    chosen["beta2"] = BETA2 if passes <= FEW_PASSES else BETA2_MANY
+    is_small = passes > FEW_PASSES and text.bytes < SMALL
+    chosen["beta2"] = BETA2_SMALL if is_small else BETA2
     if passes > AVERAGED_FROM and given.get("average_fraction", 1.0):
-        drops = passes > FEW_PASSES and text.bytes < DROPOUT_BELOW
-        chosen |= AVERAGED | ({} if drops else {"bpe_dropout": 0.0})
+        chosen |= AVERAGED | ({} if is_small else {"bpe_dropout": 0.0})
     size = replace(size, passes=passes, **{**chosen, **given})
     bits, error = bits_per_byte(text, size), max(text.error, RANGE if size.tokens >= REACH else 0.0)
     error = SMALL_RANGE if text.bytes < LEAST_MEASURED else error
@@ -280,8 +281,9 @@ def counted(text: Text, size: Size) -> float:
     """Return the law's factor: the 7-gram's bits per byte, for the batch (its best: 1), output layer and beta2."""
     off = math.log2(size.batch_tokens / BEST_BATCH) - 0.5 * math.log2(size.tokens / BEST_FOR)
     remembers = size.beta2 >= BETA2
-    untied = 1 if size.tied else 1 - UNTIED - RARE * (remembers and size.vocab_size > FEW_ROWS)
-    saved = untied * (1 - MEMORY * remembers)
+    rare = RARE / max(1.0, size.passes) * (remembers and size.vocab_size > FEW_ROWS)
+    untied = 1 if size.tied else 1 - UNTIED - rare
+    saved = untied * (1 - MEMORY * remembers / max(1.0, size.passes / FEW_PASSES) ** 2)
     return text.seven_gram(worth(text, size, NEW_REPEATS)) * (1 + BATCH_LOSS * off**2) * saved
 
 

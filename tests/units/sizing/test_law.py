@@ -95,12 +95,19 @@ def test_weights_are_averaged_where_a_text_is_seen_often_but_not_in_a_pilot():
     assert [size.average_fraction for size in (once, often, large, pilot)] == [0.0, 0.4, 0.4, 0.0]
     assert [size.final_lr_fraction for size in (once, often, large, pilot)] == [0.0, 0.2, 0.2, 0.0]
     assert [size.bpe_dropout for size in (once, often, large, pilot)] == [0.0, 0.05, 0.0, 0.0]
-    assert [size.beta2 for size in (once, often, large, pilot)] == [0.99, 0.95, 0.95, 0.95]
+    assert [size.beta2 for size in (once, often, large, pilot)] == [0.99, 0.95, 0.99, 0.95]
     for size in (once, replace(once, tied=True)):
         assert law.bits_per_byte(PYTHON, size) < law.bits_per_byte(PYTHON, replace(size, beta2=0.95))
     without = law.choose(NOTES, 60, speed, {"average_fraction": 0.0})
     assert (without.average_fraction, without.final_lr_fraction) == (0.0, 0.0)
     assert often.bits_per_byte < law.bits_per_byte(NOTES, replace(often, average_fraction=0.0))
+
+
+def test_no_budget_ends_early_because_a_fifth_pass_looks_worse():
+    essays = law.Text(10_300_000, 1.57, 1.78, 1.95)
+    for seconds in range(1000, 3000, 200):
+        size = law.choose(essays, seconds, speed, {})
+        assert size.tokens / speed(size) > 0.9 * seconds
 
 
 def test_a_7_gram_that_learns_faster_than_a_gpt_can_is_not_followed():
