@@ -216,7 +216,12 @@ def choose(text: Text, seconds: float, tokens_per_second: Callable[[Size], float
 
     `tokens_per_second` is the machine's speed for a size; `fixed` holds fields of `Size` with given values.
     """
-    sizes = dict.fromkeys(fitted(size, fixed) for size in candidates(text))
+
+    def off(size: Size) -> int:  # a given width has the context and vocabulary of the nearest one
+        return abs(size.n_embd - int(fixed.get("n_embd", size.n_embd)))
+
+    least = min(map(off, candidates(text)))
+    sizes = dict.fromkeys(fitted(size, fixed) for size in candidates(text) if off(size) == least)
     batch = fixed.get("batch_tokens", 0)
     fit = [size for size in sizes if size.n_head % size.n_kv_head == batch % size.block_size == 0]
     made = [(size, seconds * tokens_per_second(size)) for size in fit or sizes]

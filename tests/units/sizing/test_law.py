@@ -61,6 +61,8 @@ def test_a_little_more_speed_seldom_changes_the_choice():
 def test_what_is_given_is_kept():
     size = law.choose(PYTHON, 60, speed, {"n_layer": 7, "dropout": 0.05, "steps": 11})
     assert (size.n_layer, size.dropout, size.steps) == (7, 0.05, 11)
+    narrow, wide = (law.choose(PYTHON, 600, speed, {"n_embd": width}) for width in (120, 520))
+    assert (narrow.vocab_size, wide.vocab_size) == (4096, 8192)  # as of the widths nearest to it, for this text
 
 
 def test_small_models_and_two_layers_for_a_large_text_have_an_output_layer_of_their_own_and_count_it():
