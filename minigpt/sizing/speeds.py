@@ -13,7 +13,7 @@ LAUNCHING = 1.2  # times the time that launching a step takes: in a longer one, 
 STEP_SECONDS = 0.002  # overhead of a step of any size
 ALIKE = 1.25  # sizes with one batch whose FLOPs per token differ by less share one rate
 # FLOP/s grow with this power of a token's FLOPs, beyond the measured sizes: wider products are faster. Up to FAR times.
-GROWS, FAR = 0.25, 2.0
+GROWS, FAR = 0.4, 2.0
 
 Timed = Callable[[Size, float], float]  # trains a size for some seconds -> tokens a second
 
