@@ -147,9 +147,10 @@ def dial(*typed, seconds=600.0, compiled=1.0):
     return Dial(config, "cpu", speed, lambda *_: 2.0, seconds, Processes())
 
 
-@pytest.mark.parametrize("power", [0.1, 0.4])
-def test_a_size_is_chosen_whose_speed_only_a_measurement_shows(power: float):
-    text, seconds = Text(7_200_000, 1.834, 1.247, 2.17), 80.0
+@pytest.mark.parametrize("power", [0.1, 0.4, 0.7])
+@pytest.mark.parametrize("seconds", [35.0, 80.0])
+def test_a_size_is_chosen_whose_speed_only_a_measurement_shows(power: float, seconds: float):
+    text = Text(7_200_000, 1.834, 1.247, 2.17)
 
     def speed(size, *_):  # FLOP/s grow with a token's FLOPs, as on a CPU
         return size.batch_tokens / (0.002 + work_of(size) / (1e11 * (flops_of(size) / 6e6) ** power))
