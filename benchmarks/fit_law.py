@@ -5,6 +5,7 @@ how near the forecasts are with pilots of each length, each text left out again.
 """
 
 import csv
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import numpy as np
 
 from minigpt.report.curves import BASELINE, GRID, INK, TRAIN, VALIDATION, drawing, plain
 from minigpt.sizing.law import (
-    FEW_PASSES,
     MOST_PASSES,
+    PILOT_BATCH,
     Constants,
     Size,
     Text,
@@ -22,11 +23,12 @@ from minigpt.sizing.law import (
     counted,
     far,
     heads_of,
-    leveled,
+    pace_share,
     terms,
 )
 
 HERE = Path(__file__).parent
+FORETOLD = "foretold"  # trainings of texts that have pilots
 PICTURE = HERE.parent / "docs" / "law.png"
 TIMES = {"minute": BASELINE, "150s": VALIDATION, "300s": TRAIN}  # of one core: groups of equal time
 
@@ -47,7 +49,7 @@ def size_of(row: dict[str, str]) -> Size:
 def text_of(row: dict[str, str]) -> Text:
     counted_bits = (float(row[name]) for name in ("kneser_ney", "xz", "kneser_ney_part"))
     repeats = float(row["repeats"]) if row["repeats"] else None
-    return Text(int(row["bytes"]), *counted_bits, letter=float(row["letter"] or 1), repeats=repeats)
+    return Text(int(row["bytes"]), *counted_bits, repeats=repeats)
 
 
 def read(texts: dict[str, Text]) -> list[Run]:
@@ -83,35 +85,31 @@ def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
 
 
 def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
-    """Print the factor of pilots of each length, and how near the other trainings of their texts come with them."""
-    deviations: dict[tuple[str, str], list[tuple[int, float]]] = {}  # (text, pilot or not): steps, log(came / expected)
-    for row in rows_of("law_runs.csv"):
-        few = float(row["passes"]) < 2 * FEW_PASSES or float(row["average_fraction"]) > 0
-        is_today = float(row["lr"]) < 0.015 and few
-        if row["init"] == "induction" and (row["note"] == "pilot" or is_today):
-            size, text = size_of(row), texts[row["text"]]
-            text = replace(text, density=size.passes * text.bytes / text.bytes_of(size.tokens, size.vocab_size))
-            came = float(row["bits"])
-            level = leveled(text, size, came).level if row["note"] == "pilot" else came / bits_per_byte(text, size, by)
-            deviations.setdefault((row["text"], row["note"]), []).append((size.steps, float(np.log(level))))
-    others = [(name, y) for (name, note), rows in deviations.items() if note != "pilot" for _, y in rows]
+    """Fit the pace to pilots of each length; print how near trainings come to their forecasts, each text left out."""
+    rows = [row for row in rows_of("law_runs.csv") if row["halfway"] or row["note"] == FORETOLD]
+
+    def alone(row: dict[str, str]) -> float:  # logarithm of what the law says without a pilot
+        text, size = texts[row["text"]], size_of(row)
+        text = replace(text, density=size.passes * text.bytes / text.bytes_of(size.tokens, size.vocab_size))
+        return math.log(bits_per_byte(text, size, by))
+
     for steps in (128, 256, 512, 1024):
-        pilots = {
-            name: y
-            for (name, note), rows in deviations.items()
-            if note == "pilot"
-            for n, y in rows
-            if 0.9 < n / steps < 1.1
-        }
-        names = np.array([name for name, _ in others if name in pilots])
-        left = np.array([y - pilots[name] for name, y in others if name in pilots])
+        pilots = {row["text"]: row for row in rows if row["halfway"] and 0.9 < int(row["steps"]) / steps < 1.1}
+        pairs = [(row, pilots[row["text"]]) for row in rows if not row["halfway"] and row["text"] in pilots]
+        names, share = np.array([row["text"] for row, _ in pairs]), pace_share(steps * PILOT_BATCH)
         weights = np.array([1 / (names == name).sum() for name in names])
-        errors = np.abs(
-            [y - np.average(left[names != n], weights=weights[names != n]) for n, y in zip(names, left, strict=True)]
-        )
-        near = ", ".join(f"{(errors < limit).sum()} within {100 * limit:g} %" for limit in (0.03, 0.05, 0.07))
-        factor = np.exp(np.average(left, weights=weights))
-        print(f"pilots of {steps} steps: factor {factor:.3f}; of {len(left)} trainings {near}")
+        gains = np.array([alone(row) - alone(pilot) for row, pilot in pairs])
+        came = np.array([math.log(float(row["bits"]) / float(pilot["bits"])) for row, pilot in pairs])
+        learned = np.array([math.log(float(pilot["halfway"]) / float(pilot["bits"])) for _, pilot in pairs])
+        X = (weights**0.5 * share * gains * np.stack([np.ones(len(pairs)), learned])).T
+        y = weights**0.5 * (came - gains)
+        solved = {name: np.linalg.lstsq(X[names != name], y[names != name], rcond=None)[0] for name in {"", *names}}
+        errors = np.array([abs(y[i] - X[i] @ solved[name]) for i, name in enumerate(names)]) / weights**0.5
+        near = ", ".join(f"{weights[errors < part].sum():.0f} within {100 * part:g} %" for part in (0.03, 0.05, 0.07))
+        error = 100 * np.sqrt(np.average(errors**2, weights=weights))
+        pace = f"{1 + solved[''][0]:.2f} + {solved[''][1]:.2f} s" if share else "1"
+        of = f"pilots of {steps} steps: pace {pace}; of {weights.sum():.0f} texts"
+        print(f"{of} {near}; {error:.1f}% (root mean square)")
 
 
 def draw(texts: dict[str, Text], by: Constants) -> None:

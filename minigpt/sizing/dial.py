@@ -58,7 +58,9 @@ PILOT_SHARE, SHORTEST_SHARE = 0.12, 0.15  # of a budget, at most, for the pilot;
 COPIES, COPIES_RANGE = 0.5, 0.2  # a text of which a larger share stands in both splits; the error of its forecasts
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
-Pilot = Callable[[TrainConfig, Prepared], float]  # trains a config on a text -> bits per byte
+Pilot = Callable[
+    [TrainConfig, Prepared], tuple[float, float]
+]  # trains a config -> bits per byte, halfway and at the end
 
 
 class Dial:
@@ -125,11 +127,9 @@ class Dial:
         train = prepared.train
         text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], ngram["after_part"])
         density = train.bytes / text.bytes_of(len(train), vocabulary)
-        summary = prepared.summary  # of tokens that were used in place: without characters
-        letter = summary["bytes"] / summary["characters"] if summary.get("characters") else 1.0
-        text = replace(text, density=density, repeats=ngram["repeats"], letter=letter)
+        text = replace(text, density=density, repeats=ngram["repeats"])
         text = self.try_text(prepared, text)
-        share = summary.get("overlap", {}).get("share") or 0.0
+        share = prepared.summary.get("overlap", {}).get("share") or 0.0
         return prepared, replace(text, error=COPIES_RANGE) if share > COPIES else text
 
     def try_text(self, prepared: Prepared, text: Text) -> Text:
@@ -141,9 +141,9 @@ class Dial:
         if SHORTEST_SHARE * shares < 1 or self.elapsed() > self.seconds / 2:  # what is left is for training
             return text
         size = self.whole(pilot_of(text, self.fixed, PILOT_SHARE * shares))
-        bits = self.pilot(applied(self.config, self.settings(size)), prepared)
+        halfway, bits = self.pilot(applied(self.config, self.settings(size)), prepared)
         tell(f"Pilot      {bits:.3f} bits per byte after {short_number(size.tokens)} tokens of the text")
-        return leveled(text, size, bits)
+        return leveled(text, size, halfway, bits)
 
     def settle(self, text: Text, seconds: float) -> Size:
         """Choose a size for so many seconds of training; measure speeds until the choice is stable."""

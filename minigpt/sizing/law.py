@@ -88,11 +88,10 @@ BYTES_PER_PLACE = 500  # of text, for each place of a context
 LEAST_STEPS = 30
 # A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
 PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH, PILOT_LR = 2**17, 2**19, 2**20, 1024, 0.02
-# Of novels the pilot learns more than the law expects, larger models do not. xz needs so many times the 7-gram's bits.
-NOVEL, NOVEL_FROM = 0.03, 1.18
-# Of texts with many bits a character, larger models learn less than the pilot promises, of those with few more.
-HARD, USUAL_BITS, MOST_BITS = 0.07, 1.75, 3.0
-SHORT_POWER, SHORT_RANGE = 0.5, 0.13  # of the deviation of the shortest one: the other half comes from its few steps
+# A longer training gains a power of what the law says, the pace of its text. It grows with s, the logarithm of the
+# pilot's bits per byte after half of its steps over those at its end, and is 1 for s = (1 - PACE) / PACE_GROWS.
+PACE, PACE_GROWS, PACES = 0.48, 4.05, (0.6, 1.3)
+SHORT_RANGE = 0.13  # relative error of a forecast with the shortest one
 MOST_PASSES = 10  # more teach a text by heart; a larger model learns more of it in as many
 
 # Weights forget their past at the rate DECAY a pass: weight decay instead of dropout, and hardly any in a single pass.
@@ -109,9 +108,9 @@ class Text:
     xz: float
     kneser_ney_part: float | None = None  # after 1 / PART of the training text
     level: float = 1.0  # factor on the law, from a short training on this text
+    pace: float = 1.0  # power of the law, from the same
     error: float = UNTRIED_RANGE  # of a forecast
     density: float = 1.0  # bytes per token, over those of most texts with the same vocabulary
-    letter: float = 1.0  # bytes of a character
     repeats: float | None = None  # share of the 7-gram's bits that a pointer into the last bytes saves
 
     def seven_gram(self, n_bytes: float) -> float:
@@ -259,13 +258,18 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
     return train(text, fitted(next(candidates(text)), own | given), tokens, given)
 
 
-def leveled(text: Text, pilot: Size, bits: float) -> Text:
-    """Return the text with the level that follows from the bits per byte of its pilot."""
-    level, hard = bits / bits_per_byte(text, pilot), min(MOST_BITS, text.kneser_ney * text.letter) / USUAL_BITS
-    if pilot.tokens < 1.5 * PILOT:
-        return replace(text, level=level**SHORT_POWER * hard**HARD, error=SHORT_RANGE)
-    level *= hard**HARD * (1 + NOVEL * (text.xz > NOVEL_FROM * text.kneser_ney))
-    return replace(text, level=level, error=PILOT_RANGE if pilot.tokens > 0.9 * LONG_PILOT else RANGE)
+def leveled(text: Text, pilot: Size, halfway: float, bits: float) -> Text:
+    """Return the text with the level and pace that follow from its pilot's bits per byte, halfway and at the end."""
+    share = pace_share(pilot.tokens)
+    pace = min(PACES[1], max(PACES[0], PACE + PACE_GROWS * math.log(halfway / bits)))
+    error = PILOT_RANGE if share > 0.9 else RANGE if share > 0.3 else SHORT_RANGE
+    text = replace(text, pace=1 + share * (pace - 1), error=error)
+    return replace(text, level=bits / bits_per_byte(text, pilot))
+
+
+def pace_share(tokens: float) -> float:
+    """Return how much of the pace that a pilot of so many tokens shows is no chance: 0 to 1."""
+    return min(1.0, max(0.0, math.log(tokens / PILOT) / math.log(LONG_PILOT / PILOT)))
 
 
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
@@ -314,7 +318,7 @@ def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
     lacks = sum(factor * term for factor, term in zip(by.factors, terms(text, size, by), strict=True))
     left = (1 - copied(text, size)) * (1 - far(text, size)) * (1 - DROPOUT_SAVES * (size.bpe_dropout > 0))
     left *= 1 - LARGE_SAVES * math.log2(min(max(size.flops, LARGE), LARGEST) / LARGE)
-    return text.level * left * counted(text, size) * (by.floor + lacks)
+    return text.level * (left * counted(text, size) * (by.floor + lacks)) ** text.pace
 
 
 def outside(text: Text, size: Size) -> str:

@@ -44,11 +44,12 @@ from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.output import RunLog
 from minigpt.training.saving import Saving, pack_states, restore_states
-from minigpt.training.speed import Stopwatch, noise, part_of
+from minigpt.training.speed import Stopwatch, Validations, noise, part_of
 from minigpt.training.state import RunState, TrainingJob, reached_limit, read_run_state, steps_of
 from minigpt.training.step import LanguageModel
 
 BUDGET = "budget.json"
+PART = 4  # a pilot is judged, twice, on 1 / PART of its tokens
 
 
 def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
@@ -118,7 +119,7 @@ def tried(
     state, run = RunState(), RunDirectory(Path(os.devnull), writes=False)
     job = TrainingJob(config, hardware, prepared, processes, run, callbacks)
     choices = choose_alike(job, None)
-    config.validate.every_steps, config.samples.every_steps = 0, 0
+    config.samples.every_steps = 0
     signals, was_quiet = processes.signals, processes.signals.quiet
     signals.quiet = True  # a stop keeps no checkpoint here
     try:
@@ -136,18 +137,18 @@ def tried(
 def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Hardware, processes: Processes) -> float:
     """Train on random tokens for some seconds; return the tokens per second."""
     watch = Stopwatch(seconds)
-    config.trainer.max_steps = None
+    config.trainer.max_steps, config.validate.every_steps = None, 0
     tried(config, noise(vocab_size, config.model.block_size + 1), hardware, processes, [watch])
     return float(processes.gather(str(watch.steps_per_second * config.batch_tokens))[0])
 
 
-def piloted(config: TrainConfig, prepared: Prepared, hardware: Hardware, processes: Processes) -> float:
-    """Train on a text; return the bits per byte of a part of its validation text."""
-    part = part_of(prepared.val, config.model.block_size)
-    config.trainer.compile = "off"
-    state = tried(config, replace(prepared, val=part), hardware, processes, [])
-    tokens, n_bytes = part.predicted(config.model.block_size)
-    return (state.best_loss or math.inf) * tokens / math.log(2) / n_bytes
+def piloted(config: TrainConfig, prepared: Prepared, hardware: Hardware, processes: Processes) -> tuple[float, float]:
+    """Train on a text; return the bits per byte of (a part of) its validation text after half of the steps and all."""
+    steps, validations = config.trainer.max_steps or 1, Validations()
+    part = part_of(prepared.val, config.model.block_size, steps * config.batch_tokens // PART)
+    config.trainer.compile, config.validate.every_steps = "off", math.ceil(steps / 2)
+    tried(config, replace(prepared, val=part), hardware, processes, [validations])
+    return validations.bits[0], validations.bits[-1]
 
 
 def alone(config: TrainConfig) -> TrainConfig:
@@ -162,7 +163,7 @@ def measured_alone(config: TrainConfig, vocab_size: int, seconds: float) -> floa
     return devices * measured(share, vocab_size, seconds, find_device(config), Processes())
 
 
-def piloted_alone(config: TrainConfig, prepared: Prepared) -> float:
+def piloted_alone(config: TrainConfig, prepared: Prepared) -> tuple[float, float]:
     """Return the bits per byte that `piloted` reaches on one device, with whole batches."""
     return piloted(alone(config), prepared, find_device(config), Processes())
 

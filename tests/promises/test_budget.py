@@ -53,8 +53,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(dial, "choose", choose)
     monkeypatch.setattr(training, "measured", lambda *_, **__: speeds[0])
     monkeypatch.setattr(training, "measured_alone", lambda *_, **__: speeds[0])
-    monkeypatch.setattr(training, "piloted", lambda *_, **__: 3.0)
-    monkeypatch.setattr(training, "piloted_alone", lambda *_, **__: 3.0)
+    monkeypatch.setattr(training, "piloted", lambda *_, **__: (3.4, 3.0))
+    monkeypatch.setattr(training, "piloted_alone", lambda *_, **__: (3.4, 3.0))
     return speeds
 
 
@@ -200,25 +200,22 @@ def test_a_text_too_short_for_the_time_is_named_before_the_first_step(texts, qui
     assert re.search(r"Note +this ends after about .*: more passes .* by heart. More text would use the time", before)
 
 
-def test_a_short_training_on_the_text_gives_the_law_its_level(texts, tmp_path):
+def test_a_short_training_on_the_text_gives_the_law_its_level_and_pace(texts, tmp_path):
     small = ["model.n_embd=32", "model.n_head=2", "model.n_kv_head=2", "model.n_hidden=64"]
     config = compose("train", [*texts, "experiment=text", *small])
-    config = dial.applied(config, {"model.n_layer": 1, "trainer.max_steps": 5})
+    config = dial.applied(config, {"model.n_layer": 1, "trainer.max_steps": 20})
     before = sorted(tmp_path.rglob("*"))
     prepared = dial.prepare(config.data, config.tokenizer)
     here = {"hardware": training.find_device(config), "processes": training.Processes()}
-    bits = [
-        training.piloted(replace(config, trainer=replace(config.trainer, max_steps=steps)), prepared, **here)
-        for steps in (2, 20)
-    ]
-    assert 0 < bits[1] < bits[0] < 8
+    halfway, bits = training.piloted(config, prepared, **here)
+    assert 0 < bits < halfway < 8
     assert {path.name for path in sorted(tmp_path.rglob("*")) if path not in before} >= {"data"}
     assert not (tmp_path / "runs").exists()
     text = law.Text(7_000_000, 1.75, 1.45)
-    for times, level in ((2, 0.81), (1, 0.9)):  # of the deviation of the shortest one, half
-        pilot = law.pilot_of(text, {}, times)
-        easier = law.leveled(text, pilot, 0.81 * law.bits_per_byte(text, pilot))
-        assert law.bits_per_byte(easier, pilot) == pytest.approx(level * law.bits_per_byte(text, pilot))
+    pilot, size = law.pilot_of(text, {}, 4), law.choose(text, 60, lambda size: 1e5 / size.multiplied * 1e6, {})
+    slow, fast = (law.leveled(text, pilot, halfway, 1.4) for halfway in (1.5, 1.7))
+    assert law.bits_per_byte(slow, pilot) == law.bits_per_byte(fast, pilot) == pytest.approx(1.4)
+    assert law.bits_per_byte(fast, size) < law.bits_per_byte(slow, size) < 1.4
 
 
 def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(run, capsys, tmp_path):

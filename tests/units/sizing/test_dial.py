@@ -22,7 +22,7 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, spent:
 
     def pilot(config, _):
         tried.append(config.trainer.max_steps)
-        return 2.0
+        return 2.2, 2.0
 
     config = compose("train", ["experiment=demo", f"budget={seconds:g}s"])
     config.since -= spent
@@ -37,7 +37,7 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, spent:
 def test_a_long_budget_measures_speeds_for_longer(budget: float, seconds: float):
     took = []
     config = compose("train", ["experiment=text", "data.source=README.md", f"budget={budget:g}s"])
-    sizer = Dial(config, "cpu", lambda *call: took.append(call[2]) or 1e4, lambda *_: 2.0, budget, Processes())
+    sizer = Dial(config, "cpu", lambda *call: took.append(call[2]) or 1e4, lambda *_: (2.2, 2.0), budget, Processes())
     sizer.settle(Text(10**7, 1.7, 1.9), 0.8 * budget)
     assert took == pytest.approx([seconds] * max(1, len(took)))
 
@@ -69,10 +69,9 @@ def test_of_a_large_text_no_more_is_validated_than_the_baselines_are(tmp_path, m
     (tmp_path / "text.txt").write_text("to bé\nor no\n" * 770)  # 10 kB
     words = [f"data.source={tmp_path / 'text.txt'}", f"data.dir={tmp_path / 'data'}", *typed]
     config = compose("train", ["experiment=text", *words, "budget=60s"])
-    sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: 2.0, 60.0, Processes())
+    sizer = Dial(config, "cpu", lambda *_: 45_000.0, lambda *_: (2.2, 2.0), 60.0, Processes())
     prepared, text = sizer.read(50.0)
     assert prepared.val.bytes == pytest.approx(fraction * 10_010, abs=1)
-    assert text.letter == 13 / 12
     assert text.error == COPIES_RANGE  # all of its passages stand in both splits
     assert sizer.settings(pilot_of(text, {})).get("data.val_fraction", 0.5) == fraction
 
@@ -93,7 +92,7 @@ def test_on_a_gpu_a_step_takes_as_long_as_its_launches_until_the_gpu_is_busy(tmp
 
         compiled = []
         config = compose("train", [*words, "experiment=text", f"budget={budget}"])
-        sizer = Dial(config, "cuda", measure, lambda *_: 2.0, float(budget[:-1]), Processes())
+        sizer = Dial(config, "cuda", measure, lambda *_: (2.2, 2.0), float(budget[:-1]), Processes())
         sizer.read(50.0)
         sizer.fixed.pop("vocab_size")
         size = sizer.choose(Text(10**8, 2.0, 2.3), 1000, budget, lambda: 10.0)
@@ -127,7 +126,9 @@ def test_a_long_budget_on_a_cpu_compiles_if_that_is_faster():
     def tokens(compiled, n_bytes=10**8):
         config = compose("train", ["experiment=text", "data.source=README.md", "budget=10min"])
         speeds = {"auto": 1000.0, "on": compiled}
-        sizer = Dial(config, "cpu", lambda sized, *_: speeds[sized.trainer.compile], lambda *_: 2.0, 600.0, Processes())
+        sizer = Dial(
+            config, "cpu", lambda sized, *_: speeds[sized.trainer.compile], lambda *_: (2.2, 2.0), 600.0, Processes()
+        )
         size = sizer.choose(Text(n_bytes, 2.0, 2.3), 1000, "10min", lambda: 10.0)
         return sizer.settings(size).get("trainer.compile"), size.tokens
 
@@ -144,7 +145,7 @@ def dial(*typed, seconds=600.0, compiled=1.0):
         numbers = 12 * sized.model.n_layer * sized.model.n_embd**2 + 4096 * sized.model.n_embd
         return (compiled if sized.trainer.compile == "on" else 1.0) * 1e10 / numbers
 
-    return Dial(config, "cpu", speed, lambda *_: 2.0, seconds, Processes())
+    return Dial(config, "cpu", speed, lambda *_: (2.2, 2.0), seconds, Processes())
 
 
 @pytest.mark.parametrize("power", [0.1, 0.4, 0.7])

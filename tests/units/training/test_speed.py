@@ -26,9 +26,15 @@ def test_a_pause_of_the_machine_does_not_count(monkeypatch, seconds_of_a_step):
     assert module.state.step >= speed.WARM_UP_STEPS + 1
 
 
-@pytest.mark.parametrize(("context", "length", "pieces"), [(64, 128, 512), (512, 512, 128)])
-def test_the_pieces_that_judge_a_pilot_fill_its_context(context, length, pieces):
+@pytest.mark.parametrize(("context", "n_tokens", "windows"), [(64, 0, 1008), (512, 0, 127), (128, 100_000, 775)])
+def test_each_window_that_judges_a_pilot_is_a_passage_of_the_text(context, n_tokens, windows):
     tokens = np.arange(300_000, dtype=np.uint32) % 251
-    part = speed.part_of(TokenSplit("val", build_tokenizer("byte"), [tokens], len(tokens), ""), context)
-    windows = part.tokens(0, len(part)).reshape(pieces, length).astype(int)
-    assert (np.diff(windows, axis=1) % 251 == 1).all()  # each is a passage of the text
+    split = TokenSplit("val", build_tokenizer("byte"), [tokens], len(tokens), "")
+    part = speed.part_of(split, context, n_tokens)
+    scored = [batch for batch, _, _ in part.scored_windows(context, 64)]
+    assert all(
+        (np.diff(batch, axis=1) % 251 == 1).all() for batch in scored
+    )  # no token is predicted from another's text
+    assert part.predicted(context) == (windows * context, windows * context)
+    assert sum(map(len, scored)) == windows
+    assert speed.part_of(split, context, 300_000) is split
