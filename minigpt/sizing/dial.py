@@ -58,9 +58,8 @@ PILOT_SHARE, SHORTEST_SHARE = 0.12, 0.15  # of a budget, at most, for the pilot;
 COPIES, COPIES_RANGE = 0.5, 0.2  # a text of which a larger share stands in both splits; the error of its forecasts
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
-Pilot = Callable[
-    [TrainConfig, Prepared], tuple[float, float]
-]  # trains a config -> bits per byte, halfway and at the end
+# Trains a config on a text -> bits per byte, after half of the steps and at the end.
+Pilot = Callable[[TrainConfig, Prepared], tuple[float, float]]
 
 
 class Dial:
