@@ -14,7 +14,7 @@ import numpy as np
 from minigpt.report.curves import BASELINE, GRID, INK, TRAIN, VALIDATION, drawing, plain
 from minigpt.sizing.law import (
     MOST_PASSES,
-    PILOT_BATCH,
+    OF_PILOT,
     Constants,
     Size,
     Text,
@@ -96,7 +96,7 @@ def judge_pilots(texts: dict[str, Text], by: Constants) -> None:
     for steps in (128, 256, 512, 1024):
         pilots = {row["text"]: row for row in rows if row["halfway"] and 0.9 < int(row["steps"]) / steps < 1.1}
         pairs = [(row, pilots[row["text"]]) for row in rows if not row["halfway"] and row["text"] in pilots]
-        names, share = np.array([row["text"] for row, _ in pairs]), pace_share(steps * PILOT_BATCH)
+        names, share = np.array([row["text"] for row, _ in pairs]), pace_share(steps * OF_PILOT["batch_tokens"])
         weights = np.array([1 / (names == name).sum() for name in names])
         gains = np.array([alone(row) - alone(pilot) for row, pilot in pairs])
         came = np.array([math.log(float(row["bits"]) / float(pilot["bits"])) for row, pilot in pairs])

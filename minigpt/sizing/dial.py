@@ -27,7 +27,18 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import FEW_PASSES, MOST_DECAY, Size, Text, choose, leveled, outside, pilot_of
+from minigpt.sizing.law import (
+    FEW_PASSES,
+    LEAST_STEPS,
+    MOST_DECAY,
+    OF_PILOT,
+    Size,
+    Text,
+    choose,
+    leveled,
+    outside,
+    pilot_of,
+)
 from minigpt.sizing.speeds import Speeds
 
 # Fields of a Size -> names of settings.
@@ -42,6 +53,7 @@ LENGTHS = {f"trainer.{name}" for name in ("max_steps", "max_tokens", "max_minute
 
 LEAST_BYTES = 10_000  # of a text
 USUAL = (2.0, 2.3)  # bits per byte of 7-gram and xz, before a text is measured
+RATES = ("lr", "matrix_lr", "weight_decay")
 MEASURED_WITH = ("rotary", "swiglu", "induction", "muon")
 GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
 COMPILE_SECONDS, AGAIN = 25.0, 6.0  # to compile a model; to read it from the compiler's cache
@@ -50,6 +62,7 @@ VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the t
 FORWARD = 2.5  # tokens validated in the time of training on one
 LEAST_SHARE = 0.2  # of a budget, at least, for training
 SLOW, FAST = 0.9, 1.3  # of the measured speed
+LATE = 1.1  # of the budget
 LONGER = 4  # times a budget: whether more time would help
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
@@ -155,16 +168,21 @@ class Dial:
         """Return a size whose batch is a whole number of windows on each device."""
         trainer = self.config.trainer
         unit = size.block_size * trainer.devices * trainer.nodes * max(1, trainer.micro_batch)
-        if size.batch_tokens % unit == 0 or "batch_tokens" in self.fixed:
+        if size.batch_tokens % unit == 0 or size.batch_tokens == self.fixed.get("batch_tokens"):
             return size
         batch = unit * max(1, round(size.batch_tokens / unit))
         steps = max(1, size.tokens // batch)
         decay = round(min(MOST_DECAY, size.weight_decay * size.steps / steps), 2)  # as much a pass
-        own = {"weight_decay": decay, "warmup_steps": min(size.warmup_steps, max(5, steps // 50)), "steps": steps}
-        return replace(size, **{**own, **self.fixed, "batch_tokens": batch})
+        own: dict[str, Any] = {
+            "weight_decay": decay,
+            "warmup_steps": min(size.warmup_steps, max(5, steps // 50)),
+            "steps": steps,
+        }
+        own |= {name: self.fixed[name] for name in own.keys() & self.fixed.keys()}
+        return replace(size, batch_tokens=batch, **own)
 
     def settings(self, size: Size) -> dict[str, Any]:
-        """Return the settings that train a size, without those that were typed."""
+        """Return the settings that train a size, without those that were typed, but with all that a pilot has."""
         config = self.config
         left = {} if config.optimizer.name == "muon" else OF_MUON  # the optimizer for which the law was fitted
         left = left if config.tokenizer.name == "bpe" else left | OF_BPE
@@ -175,7 +193,8 @@ class Dial:
         chosen["samples.every_steps"] = math.ceil(size.steps / 2)
         save = min(size.steps / 4, SAVE_SECONDS * self.speeds(size) / size.batch_tokens)
         chosen["checkpoint.every_steps"] = math.ceil(save)
-        return {key: value for key, value in (chosen | self.others).items() if key not in config.typed}
+        given = config.typed - {SETTINGS[name] for name in OF_PILOT}
+        return {key: value for key, value in (chosen | self.others).items() if key not in given}
 
     def choose(self, text: Text, val_tokens: int, budget: str, spent: Callable[[], float]) -> Size:
         """Return the size for a budget; `spent` returns how many of its seconds have passed before training.
@@ -199,6 +218,11 @@ class Dial:
             size = self.settle(text, training)
             validation = val_tokens / (FORWARD * self.speeds(size))
             self.validations = max(1, min(VALIDATIONS, int(VALIDATION_SHARE * left / validation)))
+        speed, lacks = self.speeds(size), LEAST_STEPS * size.batch_tokens / self.speeds(size) - training
+        if lacks > 0:
+            wrong = f"{short_number(size.parameters)} parameters train at {speed:,.0f} tokens/s: {size.steps} steps"
+            least = 10 * math.ceil((seconds + 1.2 * lacks) / 10)
+            raise UserFault(f"budget={budget} is too short: {wrong}. Use budget={least}s or more, or a smaller model")
         return self.compiled(text, size, training)
 
     def limits(self, text: Text, size: Size, spent: float, seconds: float) -> Iterator[str]:
@@ -211,6 +235,8 @@ class Dial:
             yield sentence
         if (model.attention, model.activation, model.init, self.config.optimizer.name) != MEASURED_WITH:
             yield "the law was measured with model=qwen3-micro's block and init, and Muon: trust it less here"
+        if own := sorted(self.config.typed & {OF_MUON[name] for name in RATES}):
+            yield f"the law has rates and weight decay of its own. With {', '.join(own)} given, trust it less"
 
     def compiled(self, text: Text, size: Size, seconds: float) -> Size:
         """Return the size, with more steps if compiled code is faster on this machine: a measurement shows it.
@@ -319,7 +345,8 @@ def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: flo
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
     speed, measured = statistics.median(speeds or [0.0]), budget["tokens_per_second"]
     said = f"{speed:,.0f} tokens/s, {measured:,.0f} when it was measured: something else took the machine's time"
-    if 0 < speed < SLOW * measured:
+    is_late = seconds is not None and seconds > LATE * budget["seconds"]
+    if 0 < speed < measured * (1 if is_late else SLOW):
         lines.append(f"Slow           {said}")
     if speed > FAST * measured:
         lines.append(f"Fast           {said} then. To size for this speed, repeat the command with run.dir=NEW_DIR")

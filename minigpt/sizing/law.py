@@ -86,8 +86,10 @@ BATCHES = tuple(2**power for power in range(9, 20))
 FEW_ROWS, BYTES_PER_ROW, BYTES_PER_RARE_ROW = 2048, 100, 1000  # of text, for each token of a vocabulary; above FEW_ROWS
 BYTES_PER_PLACE = 500  # of text, for each place of a context
 LEAST_STEPS = 30
+LEAST_BITS = 1e-4  # of a pilot: one line, thousands of times
 # A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
-PILOT, LONG_PILOT, MOST_PILOT, PILOT_BATCH, PILOT_LR = 2**17, 2**19, 2**20, 1024, 0.02
+PILOT, LONG_PILOT, MOST_PILOT = 2**17, 2**19, 2**20
+OF_PILOT = {"batch_tokens": 1024, "lr": 0.02, "matrix_lr": 0.015}  # with which it was measured
 # A longer training gains a power of what the law says, the pace of its text. It grows with s, the logarithm of the
 # pilot's bits per byte after half of its steps over those at its end, and is 1 for s = (1 - PACE) / PACE_GROWS.
 PACE, PACE_GROWS, PACES = 0.48, 4.05, (0.6, 1.3)
@@ -190,7 +192,7 @@ def candidates(text: Text) -> Iterator[Size]:
 
 def lr_of(width: int) -> float:
     """Return the learning rate of tables and vectors."""
-    return 0.014 * min(1.0, 128 / width) ** 0.5
+    return round(0.014 * min(1.0, 128 / width) ** 0.5, 4)
 
 
 def heads_of(width: int) -> int:
@@ -220,7 +222,10 @@ def choose(text: Text, seconds: float, tokens_per_second: Callable[[Size], float
         return abs(size.n_embd - int(fixed.get("n_embd", size.n_embd)))
 
     least = min(map(off, candidates(text)))
-    sizes = dict.fromkeys(fitted(size, fixed) for size in candidates(text) if off(size) == least)
+    near = [size for size in candidates(text) if off(size) == least]
+    deepest = max(2, fixed.get("n_embd", 0) // 32)
+    depths = {shape[0] for shape in SHAPES if shape[0] <= deepest} if "n_embd" in fixed else ()
+    sizes = dict.fromkeys(fitted(size, {"n_layer": n, **fixed}) for size in near for n in depths or [size.n_layer])
     batch = fixed.get("batch_tokens", 0)
     fit = [size for size in sizes if size.n_head % size.n_kv_head == batch % size.block_size == 0]
     made = [(size, seconds * tokens_per_second(size)) for size in fit or sizes]
@@ -231,7 +236,7 @@ def choose(text: Text, seconds: float, tokens_per_second: Callable[[Size], float
 def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most: float = MOST_PASSES) -> Size:
     """Return a size with the steps and weight decay for so many tokens (rounded: speeds vary), or `most` passes."""
     tokens = min(most * text.bytes / text.bytes_of(1, size.vocab_size), 1.05 ** round(math.log(max(1.0, tokens), 1.05)))
-    steps = given.get("steps") or max(1, round(tokens / size.batch_tokens))
+    steps = max(1, round(tokens / size.batch_tokens))
     passes = text.bytes_of(steps * size.batch_tokens, size.vocab_size) / text.bytes
     weight_decay = round(min(MOST_DECAY, DECAY * passes / (size.matrix_lr * steps)), 2)
     tied = size.n_embd >= TIED_FROM and (size.n_layer > 2 or text.bytes < TIED_BELOW)
@@ -252,15 +257,14 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
 
     A 7-gram counts what repeats; two texts that it finds equally hard differ by a fifth in what a GPT learns early.
     """
-    given = {name: value for name, value in given.items() if name != "steps"} | dict.fromkeys(AVERAGED, 0.0)
+    given = {**given, **dict.fromkeys(AVERAGED, 0.0), **OF_PILOT}
     tokens = min(MOST_PILOT, PILOT * 2 ** int(math.log2(max(1.0, times))))
-    own = {"batch_tokens": PILOT_BATCH, "lr": PILOT_LR}  # with which it was measured
-    return train(text, fitted(next(candidates(text)), own | given), tokens, given)
+    return train(text, fitted(next(candidates(text)), given), tokens, given)
 
 
 def leveled(text: Text, pilot: Size, halfway: float, bits: float) -> Text:
     """Return the text with the level and pace that follow from its pilot's bits per byte, halfway and at the end."""
-    share = pace_share(pilot.tokens)
+    share, bits, halfway = pace_share(pilot.tokens), max(LEAST_BITS, bits), max(LEAST_BITS, halfway)
     pace = min(PACES[1], max(PACES[0], PACE + PACE_GROWS * math.log(halfway / bits)))
     error = PILOT_RANGE if share > 0.9 else RANGE if share > 0.3 else SHORT_RANGE
     text = replace(text, pace=1 + share * (pace - 1), error=error)

@@ -1,9 +1,13 @@
 """How a budget is divided: the pilot's share of it, and the speed of a GPU."""
 
+import re
+
 import pytest
 
 from minigpt.config.check import check
 from minigpt.config.compose import compose
+from minigpt.config.convert import values
+from minigpt.faults import UserFault
 from minigpt.ranks.group import Processes
 from minigpt.sizing.dial import COPIES_RANGE, Dial, applied, outcome
 from minigpt.sizing.law import DECAY, Text, choose, pilot_of, train
@@ -31,6 +35,39 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, spent:
     leveled = sizer.try_text(None, text)
     assert tried == [] if steps is None else tried == [pytest.approx(steps, rel=0.03)]
     assert (leveled == text) == (steps is None)
+
+
+@pytest.mark.parametrize("typed", [{"batch_tokens": 8192}, {"optimizer.lr": 0.001, "optimizer.matrix_lr": 0.002}])
+def test_a_pilot_keeps_its_batch_and_rates_whatever_is_typed(typed: dict[str, float]):
+    tried = []
+
+    def pilot(config, _):
+        tried.append((config.batch_tokens, config.optimizer.lr, config.optimizer.matrix_lr, config.trainer.max_steps))
+        return 2.2, 2.0
+
+    sizer = dial(*(f"{key}={value}" for key, value in typed.items()), seconds=60.0)
+    sizer.pilot = pilot
+    text = sizer.try_text(None, Text(10**7, 1.7, 1.9))
+    assert tried == [(1024, 0.02, 0.015, pytest.approx(128, rel=0.03))]
+    size = sizer.choose(text, 10**5, "60s", lambda: 10.0)
+    config = applied(sizer.config, sizer.settings(size))
+    assert typed.items() <= values(config).items()
+    notes = [note for note in sizer.limits(text, size, 10.0, 60.0) if "optimizer.lr, optimizer.matrix_lr" in note]
+    assert len(notes) == ("optimizer.lr" in typed)
+
+
+def test_a_model_too_large_for_the_time_is_named_with_the_least_time():
+    sizer = dial("model.n_layer=12", "model.n_embd=768", seconds=60.0)
+    with pytest.raises(UserFault, match=r"M parameters train at \d+ tokens/s: \d+ steps\. Use budget=(\d+)s") as fault:
+        sizer.choose(Text(10**7, 1.7, 1.9), 10**3, "60s", lambda: 10.0)
+    least = re.search(r"budget=(\d+)s or more", str(fault.value))[1]
+    assert sizer.choose(Text(10**7, 1.7, 1.9), 10**3, f"{least}s", lambda: 10.0).steps >= 30
+
+
+def test_a_typed_width_leaves_the_layers_open():
+    few, many = (dial("model.n_embd=256", seconds=seconds) for seconds in (60.0, 60_000.0))
+    layers = [sizer.settle(Text(10**7, 1.7, 1.9), 0.8 * sizer.seconds).n_layer for sizer in (few, many)]
+    assert layers[0] < 5 < layers[1]
 
 
 @pytest.mark.parametrize(("budget", "seconds"), [(30.0, 0.6), (600.0, 2.0), (3600.0, 9.0)])

@@ -37,7 +37,7 @@ def test_more_time_buys_more_and_larger_models(text: law.Text):
     ("times", "error"), [(1, law.SHORT_RANGE), (2, law.RANGE), (4, law.PILOT_RANGE), (99, law.PILOT_RANGE)]
 )
 def test_a_longer_pilot_has_a_narrower_range(times: float, error: float):
-    pilot = law.pilot_of(PYTHON, {"steps": 7}, times)
+    pilot = law.pilot_of(PYTHON, {}, times)
     bits = law.bits_per_byte(PYTHON, pilot)
     text = law.leveled(PYTHON, pilot, bits * math.exp((1 - law.PACE) / law.PACE_GROWS), bits)
     assert (text.level, text.pace) == pytest.approx((1.0, 1.0))
@@ -222,6 +222,7 @@ def test_the_pace_of_a_text_brings_forecasts_nearer():
     paces = [law.leveled(NOTES, pilot, halfway, 3.0).pace for halfway in (2.9, 3.2, 3.4, 3.6, 9.0)]
     assert paces == sorted(paces)
     assert (paces[0], paces[-1]) == law.PACES
+    assert law.leveled(NOTES, pilot, 0.0, 0.0).pace == law.PACES[0]  # of one line, thousands of times
 
 
 def test_between_sizes_of_1e15_flops_the_law_sees_what_was_measured():
