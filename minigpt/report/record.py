@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.convert import flatten
 from minigpt.config.schema import CONVERSATIONS
+from minigpt.data.measures.overlap import TOO_MUCH
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
@@ -23,7 +24,6 @@ GAIN = 0.995  # a longer budget buys less than this
 LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
 FEW = 3  # rows over which training losses are averaged
 SIZED = "budget=TIME, which sizes the model for this text"
-DECAYED = "optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 
 Row = dict[str, Any]
@@ -42,6 +42,7 @@ class Record:
     choices: dict[str, Any]
     environment: dict[str, Any]
     baselines: list[Row]  # baseline.json, the lowest first: name, bits_per_byte and of which part of the text
+    overlap: float  # share of the validation text that is in the training text, too
     budget: dict[str, Any]  # budget.json
     tokens: dict[str, Any]  # tokens.json: the losses of some validation text, as training/token_losses.py has them
     command: str  # that was typed, or ""
@@ -58,7 +59,7 @@ def read_record(run_dir: str | Path) -> Record:
     if not (path / "metrics.jsonl").is_file():
         raise UserFault(f"run.dir={path}: no metrics.jsonl there. Give the folder of a run: minigpt runs lists them")
     rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if number(row.get("step")) is not None}
-    baselines = read_mapping(path / "baseline.json").get("baselines", [])
+    counted = read_mapping(path / "baseline.json")
     return Record(
         path=path,
         rows=[rows[step] for step in sorted(rows)],  # a step that was written twice counts once, as last written
@@ -67,7 +68,8 @@ def read_record(run_dir: str | Path) -> Record:
         config=flatten(read_mapping(path / "config.yaml")),
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
-        baselines=sorted(baselines, key=lambda row: row["bits_per_byte"]),
+        baselines=sorted(counted.get("baselines", []), key=lambda row: row["bits_per_byte"]),
+        overlap=counted.get("overlap") or 0.0,
         budget=read_mapping(path / "budget.json"),
         tokens=read_mapping(path / "tokens.json"),
         command=(path / "command.txt").read_text(errors="replace") if (path / "command.txt").is_file() else "",
@@ -141,6 +143,8 @@ def trend(record: Record) -> tuple[str, str]:
             why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept"
             return f"overfit after step {best['step']:,}: more text would help, more steps would not", why
         return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
+    if record.overlap > TOO_MUCH:
+        return "on text that is in the training text, too", ""
     if budget and not grows and "predicted_for_longer" in budget:
         return "more text would help: a longer budget would choose about the same", ""
     if first["val/loss"] > ROSE * last["val/loss"]:
@@ -177,7 +181,7 @@ def advice(record: Record) -> str:
         why = why.replace("trainer.max_steps=N for more", "a longer budget: minigpt plan shows what it would buy")
     limit = last_turn(record).get("reason")
     why = why.replace("max_steps", limit) if limit in ("max_tokens", "epochs", "max_minutes") else why
-    if heading not in verdict(record):
+    if heading not in verdict(record) or (not why and record.overlap > TOO_MUCH):
         return ""
     remedies = to_type(record.config, record.command)
     if not heading.startswith("overfit"):
@@ -194,7 +198,8 @@ def to_type(settings: Mapping[str, Any], command: str = "") -> list[str]:
     is_chat, is_tuned = settings.get("data.name") in CONVERSATIONS, settings.get("init.from")
     is_open = not ("budget=" in command or is_chat or is_tuned or mixed(settings))
     decays = (settings.get("optimizer.weight_decay") or 0) >= 1
-    return [SIZED] * is_open + [DECAYED] * (not decays)
+    remedy = "optimizer.weight_decay=1" if settings.get("optimizer.name") == "muon" else "model.dropout=0.2"
+    return [SIZED] * is_open + [remedy] * (not decays)
 
 
 def mixed(settings: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,8 @@ def keep_baselines(job: TrainingJob) -> None:
     try:
         signals.raise_if_received()
         rows = baselines(job.prepared)
-        job.run.write_json("baseline.json", {"fingerprint": job.prepared.fingerprint, "baselines": rows})
+        kept = {"fingerprint": job.prepared.fingerprint, "baselines": rows}
+        job.run.write_json("baseline.json", kept | {"overlap": job.prepared.summary.get("overlap", {}).get("share")})
     finally:
         signals.noted_only = True
 

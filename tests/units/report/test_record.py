@@ -79,5 +79,10 @@ def test_a_trend_names_what_to_type(tmp_path):
     assert advice(ended).startswith("Type trainer.epochs=N for more")
     decayed = {"optimizer.weight_decay": 4.0}
     assert to_type(decayed, "minigpt train budget=30s") == []
-    assert to_type({"data.name": "chat"}) == ["optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"]
+    assert to_type({"data.name": "chat", "optimizer.name": "muon"}) == ["optimizer.weight_decay=1"]
+    assert to_type({"data.name": "chat", "optimizer.name": "adamw"}) == ["model.dropout=0.2"]
+    copied = record_of(tmp_path / "copied", (5, 4, 3, 2))  # more of it would be learned by heart
+    copied.overlap = 0.99
+    assert verdict(copied).endswith("better than xz (2.000), on text that is in the training text, too")
+    assert advice(copied) == ""
     assert advice(record_of(tmp_path / "b", (5, 4, 3, 2), "stopped", limit=90)) == ""  # the same command continues
