@@ -76,8 +76,10 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
             _read_setting(request, key, text)
         elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
             if words in request.values and not isinstance(request.values[words], list):
-                other = "".join(f" Or type {key}=..." for key in ("file", "versus", "prompt", "text") if key in known)
-                request.refuse(f'{shown(argument)} is a second {words}. Blanks need quotes: "two words".{other}', words)
+                others = [key for key in ("file", "versus", "prompt", "text") if key in known]
+                typed = " or ".join(f"{key}={shlex.quote(argument)}" for key in others)
+                remedy = f"Type {typed}" if typed else 'Blanks need quotes: "two words"'
+                request.refuse(f"{shown(argument)} is a second {words}. {remedy}.", words)
             else:
                 _read_setting(request, words, argument)
         elif not equals or name.startswith(("-", "~")):

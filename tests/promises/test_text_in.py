@@ -182,8 +182,8 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
         "data: reading 4 files, 6,233 bytes: 3 text (2 .txt of 5,805 bytes, 1 .csv of 396 bytes), "
         "1 JSON lines (1 .jsonl)",
         "data: the text of a record is its 'text'; another key or column: data.key=KEY",
-        "data: CSV without 'text' and JSON that is no list of records with it are read as plain text; "
-        "another column or key: data.key=NAME; chats: docs/DATA.md",
+        "data: without a column or key 'text', CSV and JSON are read as plain text; to read another one: "
+        "data.key=NAME, like a, b; chats: docs/DATA.md",
         "data: not UTF-8, taken as bytes: 1 document, bom.txt first",
         "data: without text, passed over: 1 record, r.jsonl, line 3 first",
     ]

@@ -95,9 +95,11 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
     sample = error.object[max(0, error.start - GUESS_BYTES) : error.start + GUESS_BYTES]
     sample = sample[: sample.rfind(b"\n") + 1] or sample  # whole characters
     damaged, high = sample.decode("utf-8", "replace").count("\ufffd"), sum(byte > 127 for byte in sample)
+    is_alone = file.is_named or not file.stamp
+    all_files = "" if is_alone else " if all files are in it (else write this one as UTF-8)"
+    leave_out = [f"{file.remedy} to leave it out"] * (not is_alone)
     if next(file.chunks(size=HEAD_BYTES), b"").startswith(UTF16):
-        remedy = f"Type data.encoding=utf-16 (for all files), write it as UTF-8, or {file.remedy} to leave it out"
-        return BadFile(f"{wrong}. {remedy}")
+        return BadFile(f"{wrong}. Type {', or '.join([f'data.encoding=utf-16{all_files}', *leave_out])}")
     guess = "cp1252"
     if high > 10 * damaged or error.reason == "unexpected end of data":
         guess = ""  # UTF-8 with some bad bytes, or cut inside a character
@@ -105,7 +107,6 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
         match := from_bytes(sample, cp_isolation=COMMON).best() or from_bytes(sample).best()
     ):
         guess = match.encoding
-    all_files = "" if file.is_named else " if all files are in it (else write this one as UTF-8)"
     remedies = [f"data.encoding={guess}{all_files}"] * bool(guess)
     if options.encoding != "utf-8" and damaged == 0:
         remedies = ["no data.encoding: this is UTF-8"]
@@ -113,6 +114,5 @@ def not_valid(file: File, options: ReadOptions, error: UnicodeDecodeError, place
         remedies += ["data.errors=cp1252 to read the bytes that are no UTF-8 as Windows-1252"]
     remedies += ["data.errors=replace to read them as U+FFFD"]
     if file.stamp:  # a text to score has no such settings
-        remedies += ["tokenizer=byte to train on the bytes as they are"]
-        remedies += [f"{file.remedy} to leave it out"] * (not file.is_named)
+        remedies += ["tokenizer=byte to train on the bytes as they are", *leave_out]
     return BadFile(f"{wrong}. Type {', or '.join(remedies)}")

@@ -27,11 +27,10 @@ def is_table(file: File, options: ReadOptions) -> bool:
 
     If another key than the default was typed, all tables are, so that a missing column is refused.
     """
-    chunk, is_typed = next(file.chunks(size=HEAD_BYTES), b""), options.key != ReadOptions.key
-    head = _decoder(options.encoding, "replace").decode(chunk).lstrip("\ufeff \n")
+    is_typed = options.key != ReadOptions.key
     if file.suffix != ".json":
-        line = head.partition("\n")[0]
-        return not options.chat and (is_typed or options.key in _cells(line, _delimiter(file, line)))
+        return not options.chat and (is_typed or options.key in columns_of(file, options))
+    head = _head(file, options)
     records = head.removeprefix("[").lstrip()
     try:
         first, end = json.JSONDecoder().raw_decode(records)
@@ -41,6 +40,17 @@ def is_table(file: File, options: ReadOptions) -> bool:
     if not (is_several and isinstance(first, dict)):
         return False
     return options.chat or is_typed or isinstance(first.get(options.key, 0), str | None)
+
+
+def columns_of(file: File, options: ReadOptions) -> list[str]:
+    """Return the names in the first line of a table."""
+    line = _head(file, options).partition("\n")[0]
+    return _cells(line, _delimiter(file, line))
+
+
+def _head(file: File, options: ReadOptions) -> str:
+    chunk = next(file.chunks(size=HEAD_BYTES), b"")
+    return _decoder(options.encoding, "replace").decode(chunk).lstrip("\ufeff \n")
 
 
 def _rows(file: File, options: ReadOptions) -> Iterator[Any]:

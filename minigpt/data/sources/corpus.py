@@ -23,6 +23,7 @@ from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import NAMES, holds_records, reader_of
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import UTF16, is_base64, kind_of_binary, read_plain
+from minigpt.data.readers.table import columns_of
 from minigpt.data.shards import HEADS, fingerprint
 from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
@@ -108,10 +109,10 @@ class Corpus:
         if kinds.keys() & NAMES.values() and not self.options.chat:
             lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
         if any(end.startswith((".csv", ".tsv", ".json")) for end in kinds["text"]):
-            plain = (
-                f"CSV without {self.options.key!r} and JSON that is no list of records with it are read as plain text"
-            )
-            lines.append(f"{plain}; another column or key: data.key=NAME; chats: docs/DATA.md")
+            tables = (file for file in self.files if file.suffix in (".csv", ".tsv"))
+            names = next((f", like {', '.join(columns_of(file, self.options)[:9])}" for file in tables), "")
+            lines.append(f"without a column or key {self.options.key!r}, CSV and JSON are read as plain text")
+            lines[-1] += f"; to read another one: data.key=NAME{names}; chats: docs/DATA.md"
         if marked := sorted(end for end in kinds["text"] if end.startswith((".htm", ".ipynb"))):
             lines.append(f"{', '.join(marked)}: read with all markup; docs/DATA.md has commands that convert it")
         return lines
