@@ -84,9 +84,8 @@ class TrainedGPT:
         `val/loss` is measured while training.
         """
         from minigpt.data.batch import document_end
-        from minigpt.data.text import encode_documents
         from minigpt.data.tokenizer import utf8
-        from minigpt.evaluation.texts import score_text
+        from minigpt.evaluation.texts import encode_documents, score_text
 
         tokens = encode_documents(self.tokenizer, [[utf8(text)]])
         return score_text(self.model, tokens, document_end=document_end(self.config.data, self.tokenizer)).score.loss

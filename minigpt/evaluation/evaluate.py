@@ -18,12 +18,11 @@ from minigpt.data.batch import document_end
 from minigpt.data.chat.roles import ends_of
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.shards import TokenSplit
-from minigpt.data.text import read_text
 from minigpt.data.tokenizer import scheme_of
 from minigpt.evaluation.compare import by_unit, text_units, verdict
 from minigpt.evaluation.interval import LEVEL, difference, too_few
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs
-from minigpt.evaluation.texts import TextScore, score_text, write_tokens
+from minigpt.evaluation.texts import TextScore, read_text, score_text, write_tokens
 from minigpt.faults import UserFault
 from minigpt.files import write_json, writing
 from minigpt.machine.hardware import probe

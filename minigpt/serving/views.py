@@ -10,9 +10,8 @@ from torch import Tensor
 from minigpt.attention.kinds import first_token, induction, previous_token
 from minigpt.attention.record import record_attention
 from minigpt.checkpoint.load import LoadedCheckpoint
-from minigpt.data.text import encode_documents
 from minigpt.data.tokenizer import Tokenizer, pieces, utf8
-from minigpt.evaluation.texts import score_text
+from minigpt.evaluation.texts import encode_documents, score_text
 from minigpt.faults import UserFault
 from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import encode_prompt, gpt_forward

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import minigpt
-from minigpt.data.text import encode_documents
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers import bpe, file
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, MARKED, PATTERN, gpt2_ranks
 from minigpt.data.tokenizers.scheme import END_OF_TEXT
+from minigpt.evaluation.texts import encode_documents
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
 from minigpt.formats.tokenizer_json import tokenizer_json

@@ -7,7 +7,7 @@ import pytest
 import minigpt
 from minigpt import cli
 from minigpt.data.readers.document import ReadOptions
-from minigpt.data.text import read_text
+from minigpt.evaluation.texts import read_text
 from minigpt.faults import UserFault
 from tests.promises.test_text_in import made
 

@@ -8,9 +8,8 @@ import torch
 
 import minigpt
 from minigpt.data.readers.document import ReadOptions
-from minigpt.data.text import encode_documents, read_text
 from minigpt.evaluation.evaluate import _open_text
-from minigpt.evaluation.texts import score_text, write_tokens
+from minigpt.evaluation.texts import encode_documents, read_text, score_text, write_tokens
 
 
 def plain_losses(gpt, tokens: list[int], stride: int) -> list[float]:
