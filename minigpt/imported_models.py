@@ -111,8 +111,6 @@ def _settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], 
     if strange or set(given.get("layer_types", ())) - {"full_attention"}:
         key = [*strange, "layer_types"][0]
         raise UserFault(f"{origin}: {key}={given[key]!r} changes what the model computes, and minigpt lacks it")
-    if "num_key_value_heads" in content and content["num_key_value_heads"] is None:  # as transformers reads it
-        given["num_key_value_heads"] = given.get("num_attention_heads", 32)
     model = dict(SHAPES[family]) | {setting: given.get(key, default) for key, (setting, default) in fields.items()}
     words = ACTIVATIONS["gpt2" if family == "gpt2" else "llama"]
     if model["activation"] not in words:
