@@ -34,10 +34,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     apart = set(names.values())
     ids = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size) if token not in apart}
     vocab = {token.decode() if is_char else as_text(token): number for token, number in ids.items()} | names
-    merges, whole = ([], False) if is_char else merges_of(ids)
-    if whole:
-        raise UserFault("a token is no merge of two others: no tokenizer.json can say that")
-    as_texts = [(as_text(first), as_text(second)) for first, second in merges]
+    as_texts = [(as_text(first), as_text(second)) for first, second in ([] if is_char else merges_of(ids))]
     control = sorted(names, key=names.__getitem__)
     return bpe_json(vocab, as_texts, control, is_bytes=not is_char, pattern=tokenizer.pattern)
 
@@ -118,12 +115,12 @@ def as_text(token: bytes) -> str:
     return "".join(BYTE_TO_CHARACTER[byte] for byte in token)
 
 
-def merges_of(ids: Mapping[bytes, int]) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Return the merges that make these tokens, by rank, and whether any token is not the merge of two others.
+def merges_of(ids: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Return the merges that make these tokens, by rank.
 
     The two pieces that a token joins are left of its bytes when all tokens of lower rank have been merged.
     """
-    merges, whole = [], False
+    merges = []
     for token, rank in sorted(ids.items(), key=itemgetter(1)):
         pieces = [token[place : place + 1] for place in range(len(token))]
         while len(pieces) > 2:
@@ -132,7 +129,8 @@ def merges_of(ids: Mapping[bytes, int]) -> tuple[list[tuple[bytes, bytes]], bool
             if joined[best] >= rank:
                 break
             pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
+        if len(pieces) > 2:
+            raise UserFault("a token is no merge of two others: no tokenizer.json can say that")
         if len(pieces) == 2:
             merges.append((pieces[0], pieces[1]))
-        whole |= len(pieces) > 2
-    return merges, whole
+    return merges
