@@ -1,8 +1,6 @@
 """What a GPT's sizes are, and how many floating-point operations a token of training takes."""
 
-import functools
 from dataclasses import dataclass, replace
-from typing import Any
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
 from minigpt.model.gpt import empty_gpt
@@ -23,21 +21,14 @@ class Sizes:
 
 def sizes_of(config: ModelConfig, vocab_size: int, adapter: AdapterConfig | None = None) -> Sizes:
     """Return a model's sizes, from a model of one layer without storage."""
-    settings = tuple(vars(adapter).items()) if adapter is not None and adapter.name != "none" else ()
-    return _sizes(tuple(vars(config).items()), vocab_size, settings)
-
-
-@functools.cache  # called several times before the first step
-def _sizes(model: tuple[tuple[str, Any], ...], vocab_size: int, adapter: tuple[tuple[str, Any], ...]) -> Sizes:
-    config = ModelConfig(**dict(model))
     shallow = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
     numbers = sum(weight.numel() for weight in shallow.parameters())
     block = sum(weight.numel() for weight in shallow.blocks.parameters())
     matrices = sum(weight.numel() for weight in shallow.blocks.parameters() if weight.dim() == 2)
     every = numbers + (config.n_layer - 1) * block
     learning, learning_matrices = every, config.n_layer * matrices
-    if adapter:
-        put_on(shallow, AdapterConfig(**dict(adapter)))
+    if adapter is not None and adapter.name != "none":
+        put_on(shallow, adapter)
         learning = config.n_layer * sum(weight.numel() for weight in shallow.parameters() if weight.requires_grad)
         learning_matrices, every = learning, every + learning
     return Sizes(every, block, matrices, shallow.output_weight.numel(), learning, learning_matrices)
