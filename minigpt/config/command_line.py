@@ -15,7 +15,7 @@ from minigpt.config.commands import CLASSES
 from minigpt.config.convert import Fault, checked_value, nearest, no_setting, settings, shown, value_from_text
 from minigpt.config.schema import TrainConfig
 from minigpt.config.sources import expand, is_begun
-from minigpt.config.yaml_files import config_folder, find_groups, find_shipped_groups
+from minigpt.config.yaml_files import CONFIGS, find_groups, find_shipped_groups
 from minigpt.redact import redact
 
 WHOLE = {"data.mix", *(key for key, setting in settings(TrainConfig).items() if setting.literal)}  # -m: commas are text
@@ -52,7 +52,7 @@ class Request:
 
     def groups(self) -> dict[str, dict[str, Path]]:
         """Return the command's groups of files; none if configs/ has no file of the command's name."""
-        has_files = (config_folder() / f"{self.command}.yaml").is_file()
+        has_files = (CONFIGS / f"{self.command}.yaml").is_file()
         find = find_groups if self.folder else find_shipped_groups
         return find(self.cls, self.folder) if has_files else {}
 

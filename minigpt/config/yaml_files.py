@@ -14,17 +14,14 @@ import yaml
 from minigpt.config.convert import settings, to_dict
 from minigpt.invocation import PACKAGE
 
-
-@functools.cache
-def config_folder() -> Path:
-    """Return configs/: it is inside the installed package, or beside it in a checkout."""
-    return PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
+# Inside the installed package, or beside it in a checkout.
+CONFIGS = PACKAGE / "configs" if (PACKAGE / "configs").is_dir() else PACKAGE.parent / "configs"
 
 
 def find_groups(cls: type, folder: Path | None = None) -> dict[str, dict[str, Path]]:
     """Return group -> choice -> file of configs/ and of a user's own folder; configs/ wins where both have a name."""
     groups: dict[str, dict[str, Path]] = {}
-    for top in (config_folder(), folder) if folder else (config_folder(),):
+    for top in (CONFIGS, folder) if folder else (CONFIGS,):
         for group in dict.fromkeys(key.rpartition(".")[0] or key for key in settings(cls)):
             for file in sorted((top / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
                 choice = file.relative_to(top / group).with_suffix("").as_posix()
@@ -42,10 +39,10 @@ def compose_files(command: str, choices: Mapping[str, str], folder: Path | None)
         ValueError: they don't compose.
     """
     compose = _composed if folder else _kept  # a user's files may be edited between two calls
-    return copy.deepcopy(compose(command, tuple(choices.items()), folder, config_folder()))
+    return copy.deepcopy(compose(command, tuple(choices.items()), folder))
 
 
-def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path | None, shipped: Path) -> dict[str, Any]:
+def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path | None) -> dict[str, Any]:
     import hydra  # here, so that a command without files does not wait for it
     from omegaconf import OmegaConf
 
@@ -53,7 +50,7 @@ def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path |
     overrides = [f"{group}={_quoted(choice)}" for group, choice in choices] + [f"~hydra/{name}" for name in unused]
     overrides += [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"] if folder else []
     try:
-        with hydra.initialize_config_dir(str(shipped), version_base="1.3"):
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed: Any = OmegaConf.to_container(hydra.compose(command, overrides=overrides), resolve=False)
     except Exception as error:  # Hydra raises KeyError, TypeError and AssertionError, too, for a file it doesn't expect
         raise ValueError(str(error) or repr(error.__cause__ or error)) from error

@@ -4,7 +4,6 @@ A bad step is skipped: its gradients are dropped (not multiplied by zero, which 
 row the run goes back to the last good checkpoint and skips the bad batches for good; after too many returns it ends.
 """
 
-import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ class Measurement:
             self.arrived = torch.cuda.Event()
             self.arrived.record()
 
-    @functools.cached_property
+    @property
     def values(self) -> list[float]:
         """The numbers on the host; waits for the device if they are not there yet."""
         if self.arrived is not None:

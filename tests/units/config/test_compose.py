@@ -12,7 +12,7 @@ from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose, first_stage
 from minigpt.config.convert import read, settings, to_dict, values
 from minigpt.config.schema import ModelConfig, TrainConfig
-from minigpt.config.yaml_files import config_folder, find_groups
+from minigpt.config.yaml_files import CONFIGS, find_groups
 from minigpt.faults import UserFault
 from minigpt.sweep.settings import read_grid
 from tests.promises.test_settings import fault_of
@@ -92,10 +92,10 @@ def test_a_model_group_says_all_about_the_model():
 
 
 def test_yaml_holds_values_only():
-    files = sorted(config_folder().rglob("*.yaml"))
+    files = sorted(CONFIGS.rglob("*.yaml"))
     assert len(files) >= 30
     assert not any(sign in file.read_text() for file in files for sign in ("_target_", "${", "!!"))
-    assert {file.parent for file in files} <= {config_folder(), *config_folder().iterdir()}
+    assert {file.parent for file in files} <= {CONFIGS, *CONFIGS.iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_help_names_everything(command, capsys, monkeypatch):
     for key, setting in settings(CLASSES[command]).items():
         assert f"\n  {key}=" in page
         assert setting.meaning, f"{key} has no meaning in schema.py"
-    groups = find_groups(CLASSES[command]) if (config_folder() / f"{command}.yaml").is_file() else {}
+    groups = find_groups(CLASSES[command]) if (CONFIGS / f"{command}.yaml").is_file() else {}
     assert all(choice in page for choices in groups.values() for choice in choices)
     assert "75 stopped by a signal" in " ".join(page.split())
     with pytest.raises(SystemExit):
