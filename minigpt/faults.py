@@ -80,7 +80,6 @@ class StoppedEarly(BaseException):
     """A signal came while there was nothing to save. Not an Exception: code that handles failures must let it pass."""
 
     def __init__(self, number: int):
-        self.number = number  # of the signal
         self.exit_code = INTERRUPTED if number == signal.SIGINT else STOPPED
         name = signal.Signals(number).name
         super().__init__(f"Stopped by {name} with no step begun: nothing is lost. Run the same command again.")
