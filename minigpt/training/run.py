@@ -311,11 +311,10 @@ def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:
     steps = f"steps {first_step:,} to {last_step:,}"
     if len(skipped_batches) >= config.guard.max_rollbacks:
         run.event("gave_up", first_step=first_step, last_step=last_step)
-        raise NonFiniteTraining(
-            f"{steps} were not fit to train on, after {len(skipped_batches)} returns to an earlier checkpoint "
-            f"(guard.max_rollbacks={config.guard.max_rollbacks}). The last good checkpoint is kept. Continue it in "
-            f"a new run with init.from={run.path} run.dir=NEW_DIR and {steadier(job)}"
-        )
+        wrong = f"{steps} were not fit to train on, after {len(skipped_batches)} returns to an earlier checkpoint"
+        limit = f"guard.max_rollbacks={config.guard.max_rollbacks}"
+        remedy = f"Continue it in a new run with init.from={run.path} run.dir=NEW_DIR and {steadier(job)}"
+        raise NonFiniteTraining(f"{wrong} ({limit}). The last good checkpoint is kept. {remedy}")
     window = [batch_of_step(step - 1, skipped_batches) for step in (first_step, last_step)]
     if run.writes:
         # In this order: if killed in between, the run meets the bad batches again. In the other order it would continue

@@ -128,10 +128,8 @@ class ConversationSplit:
         share = f"{taught:,} tokens are learned, {all_tokens - taught:,} only read"
         lines = [f"Answers    {share}, of {len(lengths):,} conversations in {len(self.packs(block_size)[0]):,} windows"]
         if len(long):
-            lines.append(
-                f"           {len(long):,} are longer than model.block_size={block_size} and are learned that far, "
-                f"number {long[0] + 1:,} first ({lengths[long[0]]:,} tokens)"
-            )
+            many = f"{len(long):,} are longer than model.block_size={block_size} and are learned that far"
+            lines.append(f"           {many}, number {long[0] + 1:,} first ({lengths[long[0]]:,} tokens)")
         lines.append("           Learned is what is in [[ ]], for example:")
         for begin, length in list(zip(self._begins, lengths, strict=False))[:EXAMPLES]:
             lines.append("             " + self._shown(slice(begin, begin + min(length, block_size + 1))))

@@ -28,10 +28,8 @@ def document_of(file: File, options: ReadOptions, place: str, line: bytes) -> Do
         record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff"))
         content = conversation_of(record, options.errors) if options.chat else _text_of(record, options)
     except UnicodeError as error:
-        remedy = (
-            "Name its encoding (data.encoding=cp1252), write JSON lines, not Parquet, or use data.errors=cp1252|replace"
-        )
-        raise BadFile(f"{file}, {place}: {error}. {remedy}") from None
+        remedy = "Name its encoding (data.encoding=cp1252), write JSON lines, not Parquet"
+        raise BadFile(f"{file}, {place}: {error}. {remedy}, or use data.errors=cp1252|replace") from None
     except (ValueError, RecursionError) as error:
         remedy = f"Give one record a line, or name the file {'.json' if line[:1] == b'[' or options.chat else '.txt'}"
         raise BadFile(f"{file}, {place} is not JSON ({error}). {remedy}") from None
