@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from minigpt.data.measures.overlap import TOO_MUCH
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
+from minigpt.screen import duration
 
 ROSE = 1.01  # a validation loss so much above another has risen from it, or was to fall to it
 GAIN = 0.995  # a longer budget buys less than this
 LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
+SLOW, FAST = 0.9, 1.3  # of the speed for which a budget was sized
 FEW = 3  # rows over which training losses are averaged
 SIZED = "budget=TIME, which sizes the model for this text"
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
@@ -172,6 +175,30 @@ def verdict(record: Record) -> str:
     elif not heading.startswith("overfit"):
         heading = "the same command continues"
     return f"{state}: {', '.join(parts)}; {heading}"
+
+
+def beside_forecast(record: Record, seconds: float | None) -> list[str]:
+    """Return lines that compare the result of a run with the forecast for its budget.
+
+    `seconds`: the time of the whole command; None of a continued run.
+    """
+    budget, rows = record.budget, record.rows
+    if not budget or (rows and rows[-1]["step"] > budget["settings"]["trainer.max_steps"]):
+        return []  # it was continued with more steps than the forecast is for
+    bits = [row["val/bits_per_byte"] for row in rows if row.get("val/bits_per_byte")]
+    reached = f"; reached {min(bits):.3f}" if bits else ""
+    foretold, low, high = (budget[key] for key in ("predicted_bits_per_byte", "low", "high"))
+    lines = [f"Expected       {foretold:.3f} bits per byte ({low:.2f} to {high:.2f}){reached}"]
+    if seconds is not None:
+        lines.append(f"Time           {duration(seconds)} of {duration(budget['seconds'])}")
+    speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
+    speed, measured = statistics.median(speeds or [0.0]), budget["tokens_per_second"]
+    said = f"{speed:,.0f} tokens/s, {measured:,.0f} when it was measured: something else took the machine's time"
+    if 0 < speed < SLOW * measured:
+        lines.append(f"Slow           {said}")
+    if speed > FAST * measured:
+        lines.append(f"Fast           {said} then. To size for this speed, repeat the command with run.dir=NEW_DIR")
+    return lines
 
 
 def advice(record: Record) -> str:

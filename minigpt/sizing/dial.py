@@ -7,9 +7,8 @@ import copy
 import math
 import os
 import shlex
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,8 +60,6 @@ COMPILE_SHARE = {"cpu": 0.1, "cuda": 0.15}  # of a budget, at most, for all meas
 VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the time
 FORWARD = 2.5  # tokens validated in the time of training on one
 LEAST_SHARE = 0.2  # of a budget, at least, for training
-SLOW, FAST = 0.9, 1.3  # of the measured speed
-LATE = 1.1  # of the budget
 LONGER = 4  # times a budget: whether more time would help
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
@@ -327,27 +324,3 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
 def of_counting(text: Text) -> str:
     """Return a line with the bits per byte of the baselines."""
     return f"Baselines  {text.kneser_ney:.3f} bits per byte (7-gram, Kneser-Ney), {text.xz:.3f} (xz)"
-
-
-def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: float | None) -> list[str]:
-    """Return lines that compare the result of a run with the forecast for its budget.
-
-    `budget` is budget.json, `rows` metrics.jsonl, `seconds` the time of the whole command; None of a continued run.
-    """
-    if rows and rows[-1]["step"] > budget["settings"]["trainer.max_steps"]:
-        return []  # it was continued with more steps than the forecast is for
-    bits = [row["val/bits_per_byte"] for row in rows if row.get("val/bits_per_byte")]
-    reached = f"; reached {min(bits):.3f}" if bits else ""
-    foretold, low, high = (budget[key] for key in ("predicted_bits_per_byte", "low", "high"))
-    lines = [f"Expected       {foretold:.3f} bits per byte ({low:.2f} to {high:.2f}){reached}"]
-    if seconds is not None:
-        lines.append(f"Time           {duration(seconds)} of {duration(budget['seconds'])}")
-    speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
-    speed, measured = statistics.median(speeds or [0.0]), budget["tokens_per_second"]
-    said = f"{speed:,.0f} tokens/s, {measured:,.0f} when it was measured: something else took the machine's time"
-    is_late = seconds is not None and seconds > LATE * budget["seconds"]
-    if 0 < speed < measured * (1 if is_late else SLOW):
-        lines.append(f"Slow           {said}")
-    if speed > FAST * measured:
-        lines.append(f"Fast           {said} then. To size for this speed, repeat the command with run.dir=NEW_DIR")
-    return lines

@@ -11,11 +11,10 @@ from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.ranks.slurm import requeue
 from minigpt.report.page import write_report
-from minigpt.report.record import advice, number, read_record, source_losses, verdict
+from minigpt.report.record import advice, beside_forecast, number, read_record, source_losses, verdict
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
-from minigpt.sizing.dial import outcome
 from minigpt.training.state import RunState, TrainingJob, reached_limit
 from minigpt.training.token_losses import keep_token_losses
 
@@ -89,7 +88,7 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
 
     `seconds`: the time of the whole command, if it is known.
     """
-    rows, budget = read_rows(run.metrics), run.read_json("budget.json")
+    rows = read_rows(run.metrics)
     validations = [row for row in rows if number(row.get("val/perplexity")) is not None]
     if not validations:
         tell(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
@@ -105,7 +104,7 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
     for row in record.baselines:
         of = f" (of {row['of']})" if row.get("of") else ""
         tell(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
-    for line in outcome(budget, rows, seconds) if budget else ():
+    for line in beside_forecast(record, seconds):
         tell(line)
     tell(f"Run directory  {run.path}")
     tell(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")

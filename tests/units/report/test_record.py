@@ -2,7 +2,7 @@
 
 import pytest
 
-from minigpt.report.record import advice, read_record, to_type, trend, verdict
+from minigpt.report.record import advice, beside_forecast, read_record, to_type, trend, verdict
 from minigpt.screen import table
 from tests.units.report.run_folder import write_run
 
@@ -43,6 +43,29 @@ def test_a_verdict_is_one_sentence(tmp_path, losses, more, wanted):
     sentence = verdict(record_of(tmp_path, losses, **more))
     assert wanted in sentence
     assert ". " not in sentence
+
+
+def test_a_forecast_is_not_compared_with_a_run_that_was_continued(tmp_path):
+    record = sized(record_of(tmp_path, (3, 2.5, 2.2, 2)))  # 40 steps
+    assert beside_forecast(record, None) == ["Expected       2.000 bits per byte (1.90 to 2.10); reached 1.000"]
+    record.budget["settings"]["trainer.max_steps"] = 39
+    assert not beside_forecast(record, None)
+
+
+@pytest.mark.parametrize(("speed", "says"), [(8.0, "Slow"), (9.5, ""), (11.0, ""), (14.0, "Fast")])
+def test_another_speed_than_was_measured_is_said(tmp_path, speed: float, says: str):
+    record = sized(record_of(tmp_path, (3, 2.5, 2.2, 2)))
+    for row in record.rows:
+        row["tokens_per_second"] = speed
+    lines = beside_forecast(record, 16.0)
+    assert lines[1] == "Time           16 s of 30 s"
+    assert [line[:4] for line in lines[2:]] == [says] * bool(says)
+
+
+def sized(record):
+    foretold = {"predicted_bits_per_byte": 2.0, "low": 1.9, "high": 2.1, "seconds": 30, "tokens_per_second": 10}
+    record.budget = foretold | {"settings": {"trainer.max_steps": 40}}
+    return record
 
 
 def test_names_in_wide_letters_are_aligned():

@@ -9,7 +9,7 @@ from minigpt.config.compose import compose
 from minigpt.config.convert import values
 from minigpt.faults import UserFault
 from minigpt.ranks.group import Processes
-from minigpt.sizing.dial import COPIES_RANGE, Dial, applied, outcome
+from minigpt.sizing.dial import COPIES_RANGE, Dial, applied
 from minigpt.sizing.law import DECAY, Text, choose, pilot_of, train
 from minigpt.sizing.speeds import LAUNCHING, Speeds, flops_of, work_of
 
@@ -226,18 +226,3 @@ def test_no_bpe_dropout_is_forecast_where_none_is_set(name: str):
 def test_a_size_fits_what_is_typed(typed: str):
     sizer = dial(typed)
     applied(sizer.config, sizer.settings(sizer.settle(Text(1_000_000, 2.0, 2.3), 400.0)))
-
-
-def test_a_forecast_is_not_compared_with_a_run_that_was_continued():
-    foretold = {"predicted_bits_per_byte": 2.0, "low": 1.9, "high": 2.1, "seconds": 30, "tokens_per_second": 9}
-    budget = foretold | {"settings": {"trainer.max_steps": 50}}
-    assert outcome(budget, [{"step": 50, "val/bits_per_byte": 2.0}], None)
-    assert not outcome(budget, [{"step": 100, "val/bits_per_byte": 1.8}], None)
-
-
-@pytest.mark.parametrize(("speed", "says"), [(8.0, "Slow"), (9.5, ""), (11.0, ""), (14.0, "Fast")])
-def test_another_speed_than_was_measured_is_said(speed: float, says: str):
-    foretold = {"predicted_bits_per_byte": 2.0, "low": 1.9, "high": 2.1, "seconds": 30, "tokens_per_second": 10}
-    rows = [{"step": 50, "tokens_per_second": speed}]
-    lines = outcome(foretold | {"settings": {"trainer.max_steps": 50}}, rows, 16.0)
-    assert [line[:4] for line in lines[2:]] == [says] * bool(says)
