@@ -4,6 +4,7 @@ All is chosen before the first step and kept in the run (config.yaml, budget.jso
 """
 
 import copy
+import json
 import math
 import os
 import shlex
@@ -14,17 +15,20 @@ from typing import Any
 
 from minigpt.config.check import check
 from minigpt.config.convert import as_typed, assign, seconds_of, values
+from minigpt.config.run_names import config_hash
 from minigpt.config.schema import TrainConfig
 from minigpt.data.measures.baselines import VAL_BYTES, baselines
 from minigpt.data.prepared import Prepared
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.faults import UserFault
+from minigpt.files import write_json
 from minigpt.invocation import typed
 from minigpt.model.gpt import empty_gpt
 from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
+from minigpt.report.record import read_mapping
 from minigpt.screen import duration, short_number, size_text, table, tell
 from minigpt.sizing.law import (
     FEW_PASSES,
@@ -52,7 +56,7 @@ LENGTHS = {f"trainer.{name}" for name in ("max_steps", "max_tokens", "max_minute
 
 LEAST_BYTES = 10_000  # of a text
 USUAL = (2.0, 2.3)  # bits per byte of 7-gram and xz, before a text is measured
-RATES = ("lr", "matrix_lr", "weight_decay")
+RATES = {"lr", "matrix_lr", "weight_decay"}
 MEASURED_WITH = ("rotary", "swiglu", "induction", "muon")
 GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
 COMPILE_SECONDS, AGAIN = 25.0, 6.0  # to compile a model; to read it from the compiler's cache
@@ -64,6 +68,7 @@ LONGER = 4  # times a budget: whether more time would help
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
+PILOTS = "pilots.json"  # beside the tokens: what short trainings on them have shown
 PILOT_SHARE, SHORTEST_SHARE = 0.12, 0.15  # of a budget, at most, for the pilot; for the shortest one
 COPIES, COPIES_RANGE = 0.5, 0.2  # a text of which a larger share stands in both splits; the error of its forecasts
 
@@ -142,17 +147,27 @@ class Dial:
         return prepared, replace(text, error=COPIES_RANGE) if share > COPIES else text
 
     def try_text(self, prepared: Prepared, text: Text) -> Text:
-        """Train a small model on the text for a moment; return the text with the level that follows."""
-        size = self.whole(pilot_of(text, self.fixed))
+        """Return the text with the level that a short training on it shows: now, or a longer one that is kept."""
+        path = prepared.folder / PILOTS
+        kept = json.loads(self.processes.gather(json.dumps(read_mapping(path)))[0])
+        sizes = [self.whole(pilot_of(text, self.fixed, times)) for times in (1, 2, 4, 8)]
+        keys = [config_hash(applied(self.config, self.settings(size))) for size in sizes]
+        best = max((number for number, key in enumerate(keys) if key in kept), default=-1)
         if not self.speeds.measured:
-            self.speeds.know(size)
-        shares = self.seconds / (self.speeds.start + size.tokens / self.speeds(size))
-        if SHORTEST_SHARE * shares < 1 or self.elapsed() > self.seconds / 2:  # what is left is for training
+            self.speeds.know(sizes[0])
+        shares = self.seconds / (self.speeds.start + sizes[0].tokens / self.speeds(sizes[0]))
+        possible = min(3, int(math.log2(max(1.0, PILOT_SHARE * shares))))
+        fits = SHORTEST_SHARE * shares >= 1 and self.elapsed() <= self.seconds / 2  # what is left is for training
+        if fits and best < possible:
+            best, config = possible, applied(self.config, self.settings(sizes[possible]))
+            kept[keys[best]] = self.pilot(config, prepared)
+            if self.processes.rank == 0:
+                write_json(path, kept)
+        if best < 0:
             return text
-        size = self.whole(pilot_of(text, self.fixed, PILOT_SHARE * shares))
-        halfway, bits = self.pilot(applied(self.config, self.settings(size)), prepared)
-        tell(f"Pilot      {bits:.3f} bits per byte after {short_number(size.tokens)} tokens of the text")
-        return leveled(text, size, halfway, bits)
+        halfway, bits = kept[keys[best]]
+        tell(f"Pilot      {bits:.3f} bits per byte after {short_number(sizes[best].tokens)} tokens of the text")
+        return leveled(text, sizes[best], halfway, bits)
 
     def settle(self, text: Text, seconds: float) -> Size:
         """Choose a size for so many seconds of training; measure speeds until the choice is stable."""
@@ -230,10 +245,10 @@ class Dial:
             yield f"this ends after about {duration(ends)}: {reason}"
         if sentence := outside(text, size):
             yield sentence
-        if (model.attention, model.activation, model.init, self.config.optimizer.name) != MEASURED_WITH:
-            yield "the law was measured with model=qwen3-micro's block and init, and Muon: trust it less here"
-        if own := sorted(self.config.typed & {OF_MUON[name] for name in RATES}):
-            yield f"the law has rates and weight decay of its own. With {', '.join(own)} given, trust it less"
+        block = (model.attention, model.activation, model.init, self.config.optimizer.name)
+        if block != MEASURED_WITH or self.fixed.keys() & RATES:
+            with_what = "model=qwen3-micro's block and init, Muon, and rates and weight decay of its own"
+            yield f"the law was measured with {with_what}: trust it less here"
 
     def compiled(self, text: Text, size: Size, seconds: float) -> Size:
         """Return the size, with more steps if compiled code is faster on this machine: a measurement shows it.

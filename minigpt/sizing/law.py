@@ -86,9 +86,8 @@ BATCHES = tuple(2**power for power in range(9, 20))
 FEW_ROWS, BYTES_PER_ROW, BYTES_PER_RARE_ROW = 2048, 100, 1000  # of text, for each token of a vocabulary; above FEW_ROWS
 BYTES_PER_PLACE = 500  # of text, for each place of a context
 LEAST_STEPS = 30
-LEAST_BITS = 1e-4  # of a pilot: one line, thousands of times
 # A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
-PILOT, LONG_PILOT, MOST_PILOT = 2**17, 2**19, 2**20
+PILOT, LONG_PILOT = 2**17, 2**19
 OF_PILOT = {"batch_tokens": 1024, "lr": 0.02, "matrix_lr": 0.015}  # with which it was measured
 # A longer training gains a power of what the law says, the pace of its text. It grows with s, the logarithm of the
 # pilot's bits per byte after half of its steps over those at its end, and is 1 for s = (1 - PACE) / PACE_GROWS.
@@ -252,19 +251,18 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any], most:
     return replace(size, bits_per_byte=bits, low=(1 - error) * bits, high=(1 + error) * bits)
 
 
-def pilot_of(text: Text, given: Mapping[str, Any], times: float = 1.0) -> Size:
-    """Return the short training of a small model that shows how hard a text is, at most `times` the shortest one.
+def pilot_of(text: Text, given: Mapping[str, Any], times: int = 1) -> Size:
+    """Return the short training of a small model that shows how hard a text is, `times` as long as the shortest one.
 
     A 7-gram counts what repeats; two texts that it finds equally hard differ by a fifth in what a GPT learns early.
     """
     given = {**given, **dict.fromkeys(AVERAGED, 0.0), **OF_PILOT}
-    tokens = min(MOST_PILOT, PILOT * 2 ** int(math.log2(max(1.0, times))))
-    return train(text, fitted(next(candidates(text)), given), tokens, given)
+    return train(text, fitted(next(candidates(text)), given), PILOT * times, given)
 
 
 def leveled(text: Text, pilot: Size, halfway: float, bits: float) -> Text:
     """Return the text with the level and pace that follow from its pilot's bits per byte, halfway and at the end."""
-    share, bits, halfway = pace_share(pilot.tokens), max(LEAST_BITS, bits), max(LEAST_BITS, halfway)
+    share, bits, halfway = pace_share(pilot.tokens), max(1e-4, bits), max(1e-4, halfway)  # of one line, repeated
     pace = min(PACES[1], max(PACES[0], PACE + PACE_GROWS * math.log(halfway / bits)))
     error = PILOT_RANGE if share > 0.9 else RANGE if share > 0.3 else SHORT_RANGE
     text = replace(text, pace=1 + share * (pace - 1), error=error)

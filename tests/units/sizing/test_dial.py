@@ -1,6 +1,7 @@
 """How a budget is divided: the pilot's share of it, and the speed of a GPU."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from minigpt.sizing.speeds import LAUNCHING, Speeds, flops_of, work_of
         *((20, 15e3, 0, None), (60, 15e3, 0, 128), (120, 15e3, 0, 128), (60, 45e3, 35, None)),
     ],
 )
-def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, spent: float, steps: int | None):
+def test_a_longer_budget_has_a_longer_pilot(tmp_path, seconds: float, speed: float, spent: float, steps: int | None):
     tried = []
 
     def pilot(config, _):
@@ -32,13 +33,31 @@ def test_a_longer_budget_has_a_longer_pilot(seconds: float, speed: float, spent:
     config.since -= spent
     sizer = Dial(config, "cpu", lambda *_: speed, pilot, seconds, Processes())
     text = Text(10**7, 1.7, 1.9)
-    leveled = sizer.try_text(None, text)
+    leveled = sizer.try_text(SimpleNamespace(folder=tmp_path), text)
     assert tried == [] if steps is None else tried == [pytest.approx(steps, rel=0.03)]
     assert (leveled == text) == (steps is None)
 
 
+def test_a_longer_pilot_that_is_kept_takes_the_place_of_a_short_one(tmp_path, capsys):
+    tried = []
+
+    def leveled(seconds: float, *typed: str) -> Text:
+        sizer = dial(*typed, seconds=seconds)
+        sizer.pilot = lambda config, _: tried.append(config.trainer.max_steps) or (2.2 + 0.01 * len(tried), 2.0)
+        return sizer.try_text(SimpleNamespace(folder=tmp_path), Text(10**7, 1.7, 1.9))
+
+    short, long = leveled(60.0), leveled(600.0)
+    assert (len(tried), tried[0]) == (2, pytest.approx(128, rel=0.03))
+    assert abs(short.pace - 1) < 0.01 < abs(long.pace - 1)
+    assert leveled(60.0) == leveled(60.0, "optimizer.lr=0.001") == long
+    assert len(tried) == 2
+    assert leveled(60.0, "model.n_embd=80").level != long.level
+    assert capsys.readouterr().out.count("Pilot ") == 5
+    assert len(tried) == 3
+
+
 @pytest.mark.parametrize("typed", [{"batch_tokens": 8192}, {"optimizer.lr": 0.001, "optimizer.matrix_lr": 0.002}])
-def test_a_pilot_keeps_its_batch_and_rates_whatever_is_typed(typed: dict[str, float]):
+def test_a_pilot_keeps_its_batch_and_rates_whatever_is_typed(tmp_path, typed: dict[str, float]):
     tried = []
 
     def pilot(config, _):
@@ -47,12 +66,12 @@ def test_a_pilot_keeps_its_batch_and_rates_whatever_is_typed(typed: dict[str, fl
 
     sizer = dial(*(f"{key}={value}" for key, value in typed.items()), seconds=60.0)
     sizer.pilot = pilot
-    text = sizer.try_text(None, Text(10**7, 1.7, 1.9))
+    text = sizer.try_text(SimpleNamespace(folder=tmp_path), Text(10**7, 1.7, 1.9))
     assert tried == [(1024, 0.02, 0.015, pytest.approx(128, rel=0.03))]
     size = sizer.choose(text, 10**5, "60s", lambda: 10.0)
     config = applied(sizer.config, sizer.settings(size))
     assert typed.items() <= values(config).items()
-    notes = [note for note in sizer.limits(text, size, 10.0, 60.0) if "optimizer.lr, optimizer.matrix_lr" in note]
+    notes = [note for note in sizer.limits(text, size, 10.0, 60.0) if "rates" in note]
     assert len(notes) == ("optimizer.lr" in typed)
 
 
