@@ -60,7 +60,7 @@ class Request:
 def read_arguments(request: Request, arguments: list[str]) -> None:
     """Read the words after a command's name."""
     known, groups, waiting = settings(request.cls), request.groups(), list(arguments)
-    words = next((key for key, setting in known.items() if setting.words), None)
+    words, more = next((key for key, setting in known.items() if setting.words), None), list[str]()
     while waiting:
         argument = waiting.pop(0)
         name, equals, text = argument.partition("=")
@@ -76,10 +76,7 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
             _read_setting(request, key, text)
         elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
             if words in request.values and not isinstance(request.values[words], list):
-                others = [key for key in ("file", "versus", "prompt", "text") if key in known]
-                typed = " or ".join(f"{key}={shlex.quote(argument)}" for key in others)
-                remedy = f"Type {typed}" if typed else 'Blanks need quotes: "two words"'
-                request.refuse(f"{shown(argument)} is a second {words}. {remedy}.", words)
+                more.append(argument)
             else:
                 _read_setting(request, words, argument)
         elif not equals or name.startswith(("-", "~")):
@@ -87,6 +84,13 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
             request.refuse(_not_a_setting(request, name, waiting.pop(0) if follows else text))
         else:
             request.refuse(_unknown(request, key), key)
+    if words and more:
+        begun = {key: request.values.get(key, []) for key in ("prompt", "text")}  # words of an unquoted text
+        starts = {key: [value] if isinstance(value, str) else value for key, value in begun.items()}
+        keys = [key for key in ("file", "versus", "prompt", "text") if key in known]
+        typed = " or ".join(f"{key}={shlex.quote(' '.join([*starts.get(key, []), *more]))}" for key in keys)
+        remedy = f"Type {typed}" if typed else 'Blanks need quotes: "two words"'
+        request.refuse(f"{shown(' '.join(more))} is a second {words}. {remedy}.", words)
     for group, choice in list(request.choices.items()):
         _check_choice(request, group, choice)
 

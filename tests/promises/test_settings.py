@@ -124,6 +124,8 @@ def test_a_run_needs_no_key():
         find_checkpoint("fables")
     second = fault_of("sample", "runs/fables", "Once upon a time")
     assert second.endswith("'Once upon a time' is a second checkpoint. Type prompt='Once upon a time'.")
+    unquoted = fault_of("sample", "runs/fables", "prompt=To", "be", "or", "not")
+    assert unquoted.endswith("'be or not' is a second checkpoint. Type prompt='To be or not'.")
     assert "Did you mean" not in fault_of("evaluate", "runs/fables", "file=runs")
     assert "Here it is file: a text" in fault_of("evaluate", "runs/fables", "data.source=a.txt")
     assert "Here it is dir: a new folder" in fault_of("export", "runs/fables", "out=x", "dir=y")
