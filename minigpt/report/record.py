@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from minigpt.config.convert import flatten
 from minigpt.config.schema import CONVERSATIONS
-from minigpt.data.measures.overlap import TOO_MUCH
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
@@ -25,6 +24,7 @@ ROSE = 1.01  # a validation loss so much above another has risen from it, or was
 GAIN = 0.995  # a longer budget buys less than this
 LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
 SLOW, FAST = 0.9, 1.3  # of the speed for which a budget was sized
+COPIED = 0.5  # of the validation text: the loss of a longer training says nothing either
 FEW = 3  # rows over which training losses are averaged
 SIZED = "budget=TIME, which sizes the model for this text"
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
@@ -134,7 +134,12 @@ def trend(record: Record) -> tuple[str, str]:
     rows, budget = record.rows, record.budget
     validated = [row for row in rows if number(row.get("val/loss")) is not None]
     before = [row for row in validated if row["step"] <= LATE * validated[-1]["step"]]
-    grows = bool(budget) and budget.get("predicted_for_longer", math.inf) <= GAIN * budget["predicted_bits_per_byte"]
+    is_copied = record.overlap > COPIED
+    grows = (
+        bool(budget)
+        and not is_copied
+        and budget.get("predicted_for_longer", math.inf) <= GAIN * budget["predicted_bits_per_byte"]
+    )
     if not before:
         return ("more time would help", "Type trainer.max_steps=N for more") if validated and grows else ("", "")
     best, first, last = best_row(rows) or {}, before[-1], validated[-1]
@@ -146,8 +151,8 @@ def trend(record: Record) -> tuple[str, str]:
             why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept"
             return f"overfit after step {best['step']:,}: more text would help, more steps would not", why
         return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
-    if record.overlap > TOO_MUCH:
-        return "on text that is in the training text, too", ""
+    if is_copied:
+        return f"on text of which {record.overlap:.0%} is in the training text, too", ""
     if budget and not grows and "predicted_for_longer" in budget:
         return "more text would help: a longer budget would choose about the same", ""
     if first["val/loss"] > ROSE * last["val/loss"]:
@@ -208,7 +213,7 @@ def advice(record: Record) -> str:
         why = why.replace("trainer.max_steps=N for more", "a longer budget: minigpt plan shows what it would buy")
     limit = last_turn(record).get("reason")
     why = why.replace("max_steps", limit) if limit in ("max_tokens", "epochs", "max_minutes") else why
-    if heading not in verdict(record) or (not why and record.overlap > TOO_MUCH):
+    if heading not in verdict(record) or (not why and record.overlap > COPIED):
         return ""
     remedies = to_type(record.config, record.command)
     if not heading.startswith("overfit"):
@@ -225,7 +230,8 @@ def to_type(settings: Mapping[str, Any], command: str = "") -> list[str]:
     is_chat, is_tuned = settings.get("data.name") in CONVERSATIONS, settings.get("init.from")
     is_open = not ("budget=" in command or is_chat or is_tuned or mixed(settings))
     decays = (settings.get("optimizer.weight_decay") or 0) >= 1
-    remedy = "optimizer.weight_decay=1" if settings.get("optimizer.name") == "muon" else "model.dropout=0.2"
+    drops = settings.get("optimizer.name") == "muon" or (settings.get("model.dropout") or 0) >= 0.2
+    remedy = "optimizer.weight_decay=1" if drops else "model.dropout=0.2"
     return [SIZED] * is_open + [remedy] * (not decays)
 
 

@@ -104,8 +104,14 @@ def test_a_trend_names_what_to_type(tmp_path):
     assert to_type(decayed, "minigpt train budget=30s") == []
     assert to_type({"data.name": "chat", "optimizer.name": "muon"}) == ["optimizer.weight_decay=1"]
     assert to_type({"data.name": "chat", "optimizer.name": "adamw"}) == ["model.dropout=0.2"]
+    drops = {"data.name": "chat", "optimizer.name": "adamw", "model.dropout": 0.2}
+    assert to_type(drops) == ["optimizer.weight_decay=1"]
     copied = record_of(tmp_path / "copied", (5, 4, 3, 2))  # more of it would be learned by heart
     copied.overlap = 0.99
-    assert verdict(copied).endswith("better than xz (2.000), on text that is in the training text, too")
+    assert verdict(copied).endswith("better than xz (2.000), on text of which 99% is in the training text, too")
     assert advice(copied) == ""
+    copied.overlap = 0.3
+    assert "still falling: more time would help" in verdict(copied)
+    once.overlap = 0.99
+    assert advice(once) == ""
     assert advice(record_of(tmp_path / "b", (5, 4, 3, 2), "stopped", limit=90)) == ""  # the same command continues
