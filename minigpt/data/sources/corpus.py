@@ -109,8 +109,10 @@ class Corpus:
         if kinds.keys() & NAMES.values() and not self.options.chat:
             lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
         if any(end.startswith((".csv", ".tsv", ".json")) for end in kinds["text"]):
-            tables = (file for file in self.files if file.suffix in (".csv", ".tsv"))
-            names = next((f", like {', '.join(columns_of(file, self.options)[:9])}" for file in tables), "")
+            tables = [file for file in self.files if file.suffix in (".csv", ".tsv")]
+            plain = (columns_of(file, self.options) for file in tables if reader_of(file, self.options) is read_plain)
+            named = next((names for names in plain if all(0 < len(name) <= 30 for name in names)), [])
+            names = f", like {', '.join(named[:9])}" * bool(named)
             lines.append(f"without a column or key {self.options.key!r}, CSV and JSON are read as plain text")
             lines[-1] += f"; to read another one: data.key=NAME{names}; chats: docs/DATA.md"
         if marked := sorted(end for end in kinds["text"] if end.startswith((".htm", ".ipynb"))):

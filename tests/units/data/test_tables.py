@@ -62,6 +62,14 @@ def test_a_column_that_is_missing_is_named_and_a_table_without_a_text_is_plain(f
         made(write(folder / "cut.json", '[{"text": "a"}, {"te'))
 
 
+def test_the_columns_of_a_table_without_a_text_are_named_unless_they_are_its_first_row(folder):
+    write(folder / "t" / "a.csv", "id,text\n1,words\n" * 99)
+    write(folder / "t" / "b.csv", "title,review\nGood,It works\n" * 99)
+    write(folder / "u" / "c.csv", "Good," + "It works. " * 40 + "\n")
+    assert any(line.endswith("data.key=NAME, like title, review; chats: docs/DATA.md") for line in made("t")[1])
+    assert any(line.endswith("data.key=NAME; chats: docs/DATA.md") for line in made("u")[1])
+
+
 @pytest.mark.parametrize(
     ("text", "encoding"),
     [
