@@ -31,9 +31,9 @@ from minigpt.report.plan import count_parameters
 from minigpt.report.record import read_mapping
 from minigpt.screen import duration, short_number, size_text, table, tell
 from minigpt.sizing.law import (
+    AVERAGED,
     FEW_PASSES,
     LEAST_STEPS,
-    MOST_DECAY,
     OF_PILOT,
     Size,
     Text,
@@ -41,6 +41,7 @@ from minigpt.sizing.law import (
     leveled,
     outside,
     pilot_of,
+    train,
 )
 from minigpt.sizing.speeds import Speeds
 
@@ -130,7 +131,8 @@ class Dial:
         if is_large and "data.val_fraction" not in self.config.typed:  # validating more takes time from training
             data.val_fraction = self.others["data.val_fraction"] = float(f"{VAL_BYTES / corpus.size:.2g}")
         if self.device != "cpu":
-            self.speeds.know_launches(self.whole(pilot_of(Text(corpus.size, *USUAL), self.fixed)))
+            text = Text(corpus.size, *USUAL)
+            self.speeds.know_launches(self.whole(text, pilot_of(text, self.fixed)))
         if tokenizer.name == "bpe" and corpus.rule != "tokens" and "vocab_size" not in self.fixed:
             text = Text(int((1 - data.val_fraction) * corpus.size), *USUAL)
             tokenizer.vocab_size = self.settle(text, seconds).vocab_size
@@ -150,7 +152,7 @@ class Dial:
         """Return the text with the level that a short training on it shows: now, or a longer one that is kept."""
         path = prepared.folder / PILOTS
         kept = json.loads(self.processes.gather(json.dumps(read_mapping(path)))[0])
-        sizes = [self.whole(pilot_of(text, self.fixed, times)) for times in (1, 2, 4, 8)]
+        sizes = [self.whole(text, pilot_of(text, self.fixed, times)) for times in (1, 2, 4, 8)]
         keys = [config_hash(applied(self.config, self.settings(size))) for size in sizes]
         best = max((number for number, key in enumerate(keys) if key in kept), default=-1)
         if not self.speeds.measured:
@@ -171,27 +173,20 @@ class Dial:
 
     def settle(self, text: Text, seconds: float) -> Size:
         """Choose a size for so many seconds of training; measure speeds until the choice is stable."""
-        size = self.whole(choose(text, seconds, self.speeds, self.fixed))
+        size = self.whole(text, choose(text, seconds, self.speeds, self.fixed))
         while self.speeds.know(size):
-            size = self.whole(choose(text, seconds, self.speeds, self.fixed))
+            size = self.whole(text, choose(text, seconds, self.speeds, self.fixed))
         return size
 
-    def whole(self, size: Size) -> Size:
+    def whole(self, text: Text, size: Size) -> Size:
         """Return a size whose batch is a whole number of windows on each device."""
         trainer = self.config.trainer
         unit = size.block_size * trainer.devices * trainer.nodes * max(1, trainer.micro_batch)
         if size.batch_tokens % unit == 0 or size.batch_tokens == self.fixed.get("batch_tokens"):
             return size
-        batch = unit * max(1, round(size.batch_tokens / unit))
-        steps = max(1, size.tokens // batch)
-        decay = round(min(MOST_DECAY, size.weight_decay * size.steps / steps), 2)  # as much a pass
-        own: dict[str, Any] = {
-            "weight_decay": decay,
-            "warmup_steps": min(size.warmup_steps, max(5, steps // 50)),
-            "steps": steps,
-        }
-        own |= {name: self.fixed[name] for name in own.keys() & self.fixed.keys()}
-        return replace(size, batch_tokens=batch, **own)
+        given = self.fixed | {name: getattr(size, name) for name in (*OF_PILOT, *AVERAGED)}
+        given["batch_tokens"] = unit * max(1, round(size.batch_tokens / unit))
+        return train(text, replace(size, **given), size.tokens, given)
 
     def settings(self, size: Size) -> dict[str, Any]:
         """Return the settings that train a size, without those that were typed, but with all that a pilot has."""
@@ -230,11 +225,6 @@ class Dial:
             size = self.settle(text, training)
             validation = val_tokens / (FORWARD * self.speeds(size))
             self.validations = max(1, min(VALIDATIONS, int(VALIDATION_SHARE * left / validation)))
-        speed, lacks = self.speeds(size), LEAST_STEPS * size.batch_tokens / self.speeds(size) - training
-        if lacks > 0:
-            wrong = f"{short_number(size.parameters)} parameters train at {speed:,.0f} tokens/s: {size.steps} steps"
-            least = 10 * math.ceil((seconds + 1.2 * lacks) / 10)
-            raise UserFault(f"budget={budget} is too short: {wrong}. Use budget={least}s or more, or a smaller model")
         return self.compiled(text, size, training)
 
     def limits(self, text: Text, size: Size, spent: float, seconds: float) -> Iterator[str]:
@@ -269,7 +259,7 @@ class Dial:
         else:
             self.others["trainer.compile"] = "off"
         alike = {name: getattr(size, name) for name in (*OF_MODEL, "vocab_size", "batch_tokens")}
-        return self.whole(choose(text, seconds, self.speeds, self.fixed | alike))
+        return self.whole(text, choose(text, seconds, self.speeds, self.fixed | alike))
 
 
 def applied(config: TrainConfig, settings: dict[str, Any]) -> TrainConfig:
@@ -313,6 +303,13 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     dial = Dial(config, device, measure, pilot, seconds, processes)
     prepared, text = dial.read(0.8 * seconds)
     size = dial.choose(text, len(prepared.val), budget, dial.elapsed)
+    if size.steps < LEAST_STEPS and size.passes < FEW_PASSES:
+        batch, speed = size.batch_tokens, dial.speeds(size)
+        made = f"{short_number(size.parameters)} parameters make {size.steps} steps of {batch:,} tokens in it"
+        least = 10 * math.ceil((seconds + 1.5 * (LEAST_STEPS - size.steps) * batch / speed) / 10)
+        smaller = "smaller batch_tokens" if "batch_tokens" in dial.fixed else "a smaller model"
+        wanted = f"{LEAST_STEPS} are wanted. Use budget={least}s or more, or {smaller}"
+        raise UserFault(f"budget={budget} is too short: {made}; {wanted}")
     settings = dial.settings(size)
     sized = applied(config, settings)
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}

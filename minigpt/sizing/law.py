@@ -88,7 +88,7 @@ BYTES_PER_PLACE = 500  # of text, for each place of a context
 LEAST_STEPS = 30
 # A pilot: the smallest size, trained on the text itself for so many tokens, gives the level of the law.
 PILOT, LONG_PILOT = 2**17, 2**19
-OF_PILOT = {"batch_tokens": 1024, "lr": 0.02, "matrix_lr": 0.015}  # with which it was measured
+OF_PILOT = {"batch_tokens": 1024, "block_size": 128, "lr": 0.02, "matrix_lr": 0.015}  # with which it was measured
 # A longer training gains a power of what the law says, the pace of its text. It grows with s, the logarithm of the
 # pilot's bits per byte after half of its steps over those at its end, and is 1 for s = (1 - PACE) / PACE_GROWS.
 PACE, PACE_GROWS, PACES = 0.48, 4.05, (0.6, 1.3)

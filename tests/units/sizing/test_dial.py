@@ -1,6 +1,5 @@
 """How a budget is divided: the pilot's share of it, and the speed of a GPU."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.config.convert import values
-from minigpt.faults import UserFault
 from minigpt.ranks.group import Processes
 from minigpt.sizing.dial import COPIES_RANGE, Dial, applied
 from minigpt.sizing.law import DECAY, Text, choose, pilot_of, train
@@ -75,12 +73,16 @@ def test_a_pilot_keeps_its_batch_and_rates_whatever_is_typed(tmp_path, typed: di
     assert len(notes) == ("optimizer.lr" in typed)
 
 
-def test_a_model_too_large_for_the_time_is_named_with_the_least_time():
-    sizer = dial("model.n_layer=12", "model.n_embd=768", seconds=60.0)
-    with pytest.raises(UserFault, match=r"M parameters train at \d+ tokens/s: \d+ steps\. Use budget=(\d+)s") as fault:
-        sizer.choose(Text(10**7, 1.7, 1.9), 10**3, "60s", lambda: 10.0)
-    least = re.search(r"budget=(\d+)s or more", str(fault.value))[1]
-    assert sizer.choose(Text(10**7, 1.7, 1.9), 10**3, f"{least}s", lambda: 10.0).steps >= 30
+@pytest.mark.parametrize(("typed", "factor"), [(["trainer.micro_batch=64"], 1.05), (["trainer.devices=2"], 0.0)])
+def test_a_batch_made_whole_has_its_own_forecast(typed: list[str], factor: float):
+    text, sizer = Text(10**7, 1.7, 1.9), dial("trainer.strategy=ddp", "trainer.devices=2", *typed)
+    size = choose(text, 400.0, sizer.speeds, sizer.fixed)
+    whole = sizer.whole(text, size)
+    again = train(text, whole, whole.tokens, {"batch_tokens": whole.batch_tokens})
+    assert whole.batch_tokens % (whole.block_size * 2 * max(1, sizer.config.trainer.micro_batch)) == 0
+    assert whole.bits_per_byte == pytest.approx(again.bits_per_byte, rel=1e-3)
+    assert whole.low < whole.bits_per_byte < whole.high
+    assert whole.bits_per_byte > factor * size.bits_per_byte
 
 
 def test_a_typed_width_leaves_the_layers_open():
@@ -113,7 +115,8 @@ def test_a_long_budget_measures_speeds_for_longer(budget: float, seconds: float)
 def test_what_a_typed_shape_leaves_open_follows_from_its_width(typed: str, shape: tuple[int, ...]):
     sizer = dial("model.block_size=300", *typed.split(), seconds=60.0)
     assert not check(sizer.config)  # what is chosen need not fit what is typed
-    size = sizer.whole(pilot_of(Text(10**7, 1.7, 1.9), sizer.fixed))
+    text = Text(10**7, 1.7, 1.9)
+    size = sizer.whole(text, pilot_of(text, sizer.fixed))
     model = applied(sizer.config, sizer.settings(size)).model
     assert (size.n_embd, size.n_head, size.n_kv_head, size.head_dim, size.n_hidden) == shape
     assert (model.n_embd, model.n_head, model.n_kv_head, model.n_hidden) == shape[:3] + shape[4:]
