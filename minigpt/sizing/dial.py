@@ -184,12 +184,12 @@ class Dial:
         unit = size.block_size * trainer.devices * trainer.nodes * max(1, trainer.micro_batch)
         if size.batch_tokens % unit == 0 or size.batch_tokens == self.fixed.get("batch_tokens"):
             return size
-        given = self.fixed | {name: getattr(size, name) for name in (*OF_PILOT, *AVERAGED)}
+        given = {name: getattr(size, name) for name in (*self.fixed, *OF_PILOT, *AVERAGED)}
         given["batch_tokens"] = unit * max(1, round(size.batch_tokens / unit))
         return train(text, replace(size, **given), size.tokens, given)
 
     def settings(self, size: Size) -> dict[str, Any]:
-        """Return the settings that train a size, without those that were typed, but with all that a pilot has."""
+        """Return the settings that train a size: its own (a pilot's are not those typed), and others not typed."""
         config = self.config
         left = {} if config.optimizer.name == "muon" else OF_MUON  # the optimizer for which the law was fitted
         left = left if config.tokenizer.name == "bpe" else left | OF_BPE
@@ -200,7 +200,7 @@ class Dial:
         chosen["samples.every_steps"] = math.ceil(size.steps / 2)
         save = min(size.steps / 4, SAVE_SECONDS * self.speeds(size) / size.batch_tokens)
         chosen["checkpoint.every_steps"] = math.ceil(save)
-        given = config.typed - {SETTINGS[name] for name in OF_PILOT}
+        given = config.typed - set(SETTINGS.values())
         return {key: value for key, value in (chosen | self.others).items() if key not in given}
 
     def choose(self, text: Text, val_tokens: int, budget: str, spent: Callable[[], float]) -> Size:
@@ -310,7 +310,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
         smaller = "smaller batch_tokens" if "batch_tokens" in dial.fixed else "a smaller model"
         wanted = f"{LEAST_STEPS} are wanted. Use budget={least}s or more, or {smaller}"
         raise UserFault(f"budget={budget} is too short: {made}; {wanted}")
-    settings = dial.settings(size)
+    settings = {key: value for key, value in dial.settings(size).items() if key not in config.typed}
     sized = applied(config, settings)
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}
     words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]

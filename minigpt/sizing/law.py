@@ -256,8 +256,9 @@ def pilot_of(text: Text, given: Mapping[str, Any], times: int = 1) -> Size:
 
     A 7-gram counts what repeats; two texts that it finds equally hard differ by a fifth in what a GPT learns early.
     """
-    given = {**given, **dict.fromkeys(AVERAGED, 0.0), **OF_PILOT}
-    return train(text, fitted(next(candidates(text)), given), PILOT * times, given)
+    smallest = next(candidates(text))
+    own = {"vocab_size": given.get("vocab_size", smallest.vocab_size), **dict.fromkeys(AVERAGED, 0.0), **OF_PILOT}
+    return train(text, fitted(smallest, own), PILOT * times, own)
 
 
 def leveled(text: Text, pilot: Size, halfway: float, bits: float) -> Text:

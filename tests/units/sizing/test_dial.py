@@ -9,7 +9,7 @@ from minigpt.config.compose import compose
 from minigpt.config.convert import values
 from minigpt.ranks.group import Processes
 from minigpt.sizing.dial import COPIES_RANGE, Dial, applied
-from minigpt.sizing.law import DECAY, Text, choose, pilot_of, train
+from minigpt.sizing.law import DECAY, Text, candidates, choose, fitted, pilot_of, train
 from minigpt.sizing.speeds import LAUNCHING, Speeds, flops_of, work_of
 
 
@@ -49,8 +49,9 @@ def test_a_longer_pilot_that_is_kept_takes_the_place_of_a_short_one(tmp_path, ca
     assert abs(short.pace - 1) < 0.01 < abs(long.pace - 1)
     assert leveled(60.0) == leveled(60.0, "optimizer.lr=0.001") == long
     assert len(tried) == 2
-    assert leveled(60.0, "model.n_embd=80").level != long.level
-    assert capsys.readouterr().out.count("Pilot ") == 5
+    assert leveled(60.0, "model.n_embd=80", "model.block_size=64") == long
+    assert leveled(60.0, "tokenizer.vocab_size=300").level != long.level
+    assert capsys.readouterr().out.count("Pilot ") == 6
     assert len(tried) == 3
 
 
@@ -116,7 +117,7 @@ def test_what_a_typed_shape_leaves_open_follows_from_its_width(typed: str, shape
     sizer = dial("model.block_size=300", *typed.split(), seconds=60.0)
     assert not check(sizer.config)  # what is chosen need not fit what is typed
     text = Text(10**7, 1.7, 1.9)
-    size = sizer.whole(text, pilot_of(text, sizer.fixed))
+    size = sizer.whole(text, train(text, fitted(next(candidates(text)), sizer.fixed), 1e6, sizer.fixed))
     model = applied(sizer.config, sizer.settings(size)).model
     assert (size.n_embd, size.n_head, size.n_kv_head, size.head_dim, size.n_hidden) == shape
     assert (model.n_embd, model.n_head, model.n_kv_head, model.n_hidden) == shape[:3] + shape[4:]
