@@ -24,7 +24,7 @@ ROSE = 1.01  # a validation loss so much above another has risen from it, or was
 GAIN = 0.995  # a longer budget buys less than this
 LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
 SLOW, FAST = 0.9, 1.3  # of the speed for which a budget was sized
-COPIED = 0.5  # of the validation text: the loss of a longer training says nothing either
+COPIED = 0.5  # of the validation text, in the training text, too: then a loss says little
 FEW = 3  # rows over which training losses are averaged
 SIZED = "budget=TIME, which sizes the model for this text"
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event

@@ -28,7 +28,7 @@ from minigpt.model.gpt import empty_gpt
 from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
-from minigpt.report.record import read_mapping
+from minigpt.report.record import COPIED, read_mapping
 from minigpt.screen import duration, short_number, size_text, table, tell
 from minigpt.sizing.law import (
     AVERAGED,
@@ -71,7 +71,7 @@ REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
 PILOTS = "pilots.json"  # beside the tokens: what short trainings on them have shown
 PILOT_SHARE, SHORTEST_SHARE = 0.12, 0.15  # of a budget, at most, for the pilot; for the shortest one
-COPIES, COPIES_RANGE = 0.5, 0.2  # a text of which a larger share stands in both splits; the error of its forecasts
+COPIES_RANGE = 0.2  # error of a forecast for a text of which more than COPIED stands in both splits
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
 # Trains a config on a text -> bits per byte, after half of the steps and at the end.
@@ -146,7 +146,7 @@ class Dial:
         text = replace(text, density=density, repeats=ngram["repeats"])
         text = self.try_text(prepared, text)
         share = prepared.summary.get("overlap", {}).get("share") or 0.0
-        return prepared, replace(text, error=COPIES_RANGE) if share > COPIES else text
+        return prepared, replace(text, error=COPIES_RANGE) if share > COPIED else text
 
     def try_text(self, prepared: Prepared, text: Text) -> Text:
         """Return the text with the level that a short training on it shows: now, or a longer one that is kept."""
